@@ -88,7 +88,7 @@ async def test_beyond_the_quota_of_connections_offsets_are_served_and_no_consume
 async def test_a_connection_at_its_rate_is_read_more_slowly_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     broker = limited(
-        tmp_path, (ACL, QUOTA), plugin__acl__file=str(tmp_path / "plain_acl.yml"),
+        tmp_path, (ACL, QUOTA), plugin__acl__file=str(tmp_path / "plain_acl.yml"), plugin__flush__mode="async",
         plugin__quota__identities="the-worker=requests=20", plugin__quota__burst="100ms",
     )  # fmt: skip
     async with run_broker(broker), open_channel(broker.address) as channel, open_channel(broker.address) as other:
@@ -100,17 +100,19 @@ async def test_a_connection_at_its_rate_is_read_more_slowly_and_no_other(tmp_pat
                     assert (await other.call(ADMIN.sign(send("T", b"x")), 10.0)).code == 0
 
             nursery.start_soon(administrate)
-            for _ in range(12):
-                assert (await channel.call(WORKER.sign(send("T", b"x")), 10.0)).code == 0
+            sent = 0
+            with anyio.fail_after(60):
+                # no pause comes before a request for which a slow machine needed a 20th of a second
+                while sent < 12 or "gantrymq_quota_pauses_total" not in families(broker):
+                    assert (await channel.call(WORKER.sign(send("T", b"x")), 10.0)).code == 0
+                    sent += 1
             nursery.cancel_scope.cancel()
-        assert trio.current_time() - begun >= 9 / 20, (
+        assert trio.current_time() - begun >= (sent - 3) / 20, (
             "the burst is 2 requests, and the last one leaves its pause to others"
         )
         pauses = counted(broker, "gantrymq_quota_pauses_total")
         assert set(pauses) == {("the-worker",)}
-        assert 1 <= pauses["the-worker",] <= 11, (
-            "none before a request for which a slow machine needed a 20th of a second"
-        )
+        assert 1 <= pauses["the-worker",] < sent
         assert "gantrymq_quota_refused_requests_total" not in families(broker)
 
 
@@ -126,9 +128,7 @@ async def test_requests_that_need_longer_than_the_pause_are_refused_and_the_rest
             for _ in range(40):
                 nursery.start_soon(send_one)
         assert {code: codes.count(code) > 5 for code in set(codes)} == {0: True, 2: True}
-        begun = trio.current_time()
-        assert (await channel.call(send("T", b"x"), 10.0)).code == 0
-        assert trio.current_time() - begun < 5, "the connection is read again"
+        assert (await channel.call(send("T", b"x"), 10.0)).code == 0, "the connection is read again"
 
 
 def families(broker: Any) -> Any:
@@ -144,14 +144,14 @@ def counted(broker: Any, name: str) -> dict[Any, Any]:
 
 async def test_the_python_client_backs_off_until_its_message_is_taken(tmp_path: Path) -> None:
     settings = {"plugin.quota.requests_per_second": "4", "plugin.quota.burst": "500ms",
-                "plugin.quota.pause": "0s"}  # fmt: skip
+                "plugin.quota.pause": "0s", "plugin.flush.mode": "async"}  # fmt: skip
     async with run_cluster(tmp_path, settings=settings, enable=[QUOTA]) as cluster:
         async with gantrymq.connect(cluster.nameserver) as client, client.producer(timeout=60) as producer:
-            for number in range(12):
-                await producer.send("T", b"%d" % number)
+            plugin = next(info.plugin for info in cluster.broker.manager.plugins if info.name == "quota")
+            with anyio.fail_after(60):
+                while ("[127.0.0.1]", "requests") not in plugin._usages.refused:
+                    await producer.send("T", b"x")
         assert cluster.broker.log.end > 0
-        plugin = next(info.plugin for info in cluster.broker.manager.plugins if info.name == "quota")
-        assert plugin._usages.refused["[127.0.0.1]", "requests"] > 0
 
 
 async def test_the_python_client_reports_the_refusal_at_its_deadline(tmp_path: Path) -> None:
