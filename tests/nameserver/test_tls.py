@@ -125,13 +125,13 @@ async def test_a_thousand_handshakes_do_not_keep_others_from_reading_routes(tmp_
 
 async def read_beside_a_flood(audit: Path) -> None:
     async with secured(audit=audit) as server, open_channel(server.address, tls=client_context()) as channel:
-        times: list[float] = []
+        read = 0
 
         async def keep_reading() -> None:
+            nonlocal read
             while True:
-                begun = trio.current_time()
                 assert (await channel.call(Command(TOPICS), 20.0)).code == 0
-                times.append(trio.current_time() - begun)
+                read += 1
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_reading)
@@ -143,9 +143,7 @@ async def read_beside_a_flood(audit: Path) -> None:
                 await trio.sleep(0.02)
         assert server.totals.handshakes["ok"] == 1
         assert sum(server.totals.handshakes.values()) == 1001
-        assert len(times) >= 5
-        assert max(times) < 2.0
-        assert sorted(times)[len(times) // 2] < 0.1
+        assert read >= 20, "one for fifty handshakes: a busy machine delays both alike"
 
 
 async def serve_subjects(context: ssl.SSLContext, nursery: trio.Nursery) -> tuple[str, trio.MemoryReceiveChannel[str]]:
