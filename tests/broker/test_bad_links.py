@@ -27,13 +27,13 @@ from support.hapair import read_all
 from support.processes import free_ports
 from support.relay import Relay
 
-pytestmark = [pytest.mark.trio, pytest.mark.once, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.trio, pytest.mark.once, pytest.mark.timeout(300)]
 
 QUEUES = 2
 TASKS = 4
 SEND_S = 0.3
-HEALED_S = 10.0
-"""In so long everything works again without anybody's help."""
+HEALED_S = 60.0
+"""In so long everything works again without anybody's help, on a busy machine as well."""
 
 
 @asynccontextmanager
@@ -58,7 +58,10 @@ class Linked:
 async def linked(home: Path, names: str, name: str) -> AsyncIterator[Linked]:
     """A broker of this name behind a relay, registered, with the topic."""
     (port,) = free_ports()
-    settings = {"broker.advertise": f"127.0.0.1:{port}", "broker.name": name}
+    settings = {
+        "broker.advertise": f"127.0.0.1:{port}", "broker.name": name,
+        "plugin.flush.mode": "async",  # the links are to be slow, not the disk
+    }  # fmt: skip
     broker = make_broker(home / name, [names], settings=settings)
     async with trio.open_nursery() as nursery, run_broker(broker):
         relay = Relay(port, broker.listening, seed=35)
