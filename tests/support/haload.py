@@ -17,12 +17,14 @@ SENDERS: Final = 8
 
 
 class Load:
-    """Senders that go on whatever they are told; ``statuses`` counts it, failures as None."""
+    """Senders that go on whatever they are told; ``statuses`` counts it, failures as None. ``timeout``: the seconds
+    of a send."""
 
-    def __init__(self, nameserver: str, topic: str, ledger: Ledger) -> None:
+    def __init__(self, nameserver: str, topic: str, ledger: Ledger, *, timeout: float = 2.0) -> None:
         self._nameserver = nameserver
         self._topic = topic
         self._ledger = ledger
+        self._timeout = timeout
         self.statuses: Counter[SendStatus | None] = Counter()
         self.gap_s = 0.0
         """The longest time between two that were acknowledged one after the other; set it to 0 to begin anew."""
@@ -32,7 +34,7 @@ class Load:
         """Send while ``script`` runs."""
         async with (
             gantrymq.connect(self._nameserver) as client,
-            client.producer("ledger", retries=0, timeout=2.0) as producer,
+            client.producer("ledger", retries=0, timeout=self._timeout) as producer,
             trio.open_nursery() as nursery,
         ):
             for number in range(SENDERS):
