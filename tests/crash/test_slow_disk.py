@@ -118,8 +118,10 @@ async def test_a_disk_that_begins_to_hang_stops_readers_for_one_flush_only(tmp_p
         for _ in range(FAST_FLUSHES + LONE_TURNS):
             await channel.call(send("T", b"before"))
         env.healthy.clear()
-        threading.Timer(0.4, env.healthy.set).start()  # this thread may be the one that hangs
+        timer = threading.Timer(0.4, env.healthy.set)  # this thread may be the one that hangs
+        timer.start()
         await channel.call(send("T", b"during"))
+        await trio.to_thread.run_sync(timer.join)  # if a worker hung, the answer came before
         env.healthy.clear()
         try:
             late = await channel.call(send("T", b"late"))
