@@ -247,11 +247,21 @@ async def test_a_full_buffer_makes_enqueue_wait(fake_cluster: Cluster) -> None:
 
         cluster.broker.answers.update({310: later, 320: later})
         enqueued = 0
-        with anyio.move_on_after(0.5):
+
+        async def fill() -> None:
+            nonlocal enqueued
             while True:
                 await producer.enqueue("T", b"x" * 500)
                 enqueued += 1
-        assert 10 < enqueued < 15
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fill)
+            with anyio.fail_after(20):
+                while enqueued <= 10:  # noqa: ASYNC110 - a number has no event
+                    await anyio.sleep(0.01)
+            await anyio.sleep(0.3)  # in which it would enqueue thousands
+            tasks.cancel_scope.cancel()
+        assert enqueued < 15
         go.set()
         await (await producer.enqueue("T", b"x" * 500))
         # one message alone may be larger than the buffer

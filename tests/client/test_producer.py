@@ -16,6 +16,7 @@ import pytest
 
 import gantrymq
 from gantrymq import Message, MessageQueue, SendStatus
+from gantrymq.client import sender
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.properties import decode_properties
 from support.batches import rows_of
@@ -234,11 +235,13 @@ async def test_an_outage_of_a_broker_has_one_line_at_its_begin_and_one_at_its_en
         client.producer() as producer,
     ):
         (broker,) = cluster.brokers
+        await producer.send("T", b"x", timeout=30)  # opens the connection
+        opened = len(broker.seen(310))
         broker.answers[310] = refuse(2)
         for _ in range(2):
             with pytest.raises(gantrymq.BrokerError):
                 await producer.send("T", b"x", timeout=0.3)
-        refused = len(broker.seen(310))
+        refused = len(broker.seen(310)) - opened
         del broker.answers[310]
         for _ in range(2):
             await producer.send("T", b"x")
@@ -361,7 +364,7 @@ async def test_a_send_without_a_response_refreshes_the_route(fake_cluster: Clust
         client.producer(timeout=0.5, retries=0) as producer,
     ):
         await producer.send("T", b"x", timeout=30)
-        asked = len(cluster.nameserver.seen(105))
+        before = len(cluster.nameserver.seen(105))
         cluster.broker.answers = {310: silent, 320: silent}
 
         async def time_out() -> None:
@@ -371,7 +374,8 @@ async def test_a_send_without_a_response_refreshes_the_route(fake_cluster: Clust
         async with anyio.create_task_group() as senders:
             for _ in range(5):
                 senders.start_soon(time_out)
-        assert len(cluster.nameserver.seen(105)) == asked
+        asked = len(cluster.nameserver.seen(105))
+        assert asked <= before + 1, "no sender asks; the client does once if the broker is silent for long"
         cluster.broker.answers = {}
         async with anyio.create_task_group() as senders:
             for _ in range(5):
@@ -382,12 +386,13 @@ async def test_a_send_without_a_response_refreshes_the_route(fake_cluster: Clust
 
 
 async def test_a_nameserver_that_hangs_does_not_stop_the_sends_after_one_without_a_response(
-    fake_cluster: Cluster,
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sender, "RENEW_WAIT_S", 0.5)
     async with (
         fake_cluster(brokers=2, T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
-        client.producer(timeout=1) as producer,
+        client.producer(timeout=2.5) as producer,
     ):
         hanging, healthy = await producer.queues("T")
         for queue in (hanging, healthy):
@@ -395,18 +400,19 @@ async def test_a_nameserver_that_hangs_does_not_stop_the_sends_after_one_without
         cluster.brokers[0].answers = {310: silent, 320: silent, 34: silent}
         cluster.nameserver.answers[105] = silent
         with pytest.raises(gantrymq.SendTimeout, match="may be stored all the same"):
-            await producer.send("T", b"x", queue=hanging)
+            await producer.send("T", b"x", queue=hanging, timeout=1)
         assert (await producer.send("T", b"x", queue=healthy)).queue == healthy
 
 
 @pytest.mark.parametrize("failure", ["unreachable", "refuses"])
 async def test_a_nameserver_that_hangs_leaves_a_send_time_for_another_broker(
-    fake_cluster: Cluster, failure: str
+    fake_cluster: Cluster, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sender, "RENEW_WAIT_S", 0.5)
     async with (
         fake_cluster(brokers=2, T=1) as cluster,
         gantrymq.connect(cluster.address) as client,
-        client.producer(timeout=1) as producer,
+        client.producer(timeout=2.5) as producer,
     ):
         if failure == "unreachable":
             cluster.brokers[0].address = "127.0.0.1:1"

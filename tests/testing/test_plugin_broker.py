@@ -259,7 +259,7 @@ def test_a_refused_start_is_one_error_with_its_text(plugin_broker: StartPluginBr
 
 def test_a_fatal_error_of_the_broker_is_raised_by_stop(plugin_broker: StartPluginBroker) -> None:
     running = plugin_broker(Broken)
-    with pytest.raises(GantryError), running.client.producer(timeout=0.5) as producer:
+    with pytest.raises(GantryError), running.client.producer(timeout=30, retries=0) as producer:
         producer.send("orders", b"x")
     with pytest.raises(BaseExceptionGroup) as failed:
         running.stop()
@@ -271,7 +271,7 @@ def test_an_error_of_the_test_names_the_error_that_ended_the_broker(tmp_path: Pa
         pytest.raises(GantryError) as failed,
         cluster_in_thread(tmp_path, enable=[Broken]) as cluster,
         connect(cluster.nameserver) as client,
-        client.producer(timeout=0.5) as producer,
+        client.producer(timeout=30, retries=0) as producer,
     ):
         producer.send("orders", b"x")
     notes = failed.value.__notes__
