@@ -97,7 +97,7 @@ async def test_broken_and_unfinished_handshakes_affect_no_other_connection(first
 
 
 async def test_handshakes_are_counted_by_result() -> None:
-    async with secured(frame_seconds=0.3) as server:
+    async with secured(frame_seconds=1.0) as server:
         for _ in range(2):
             assert await asks(server, client_context()) == 0
         with pytest.raises(ChannelClosed):
