@@ -378,7 +378,9 @@ async def test_a_reply_larger_than_the_limit_is_pushed_when_no_other_waits(tmp_p
 
 
 async def test_a_requester_that_does_not_read_keeps_its_connection_and_delays_no_other(tmp_path: Path) -> None:
-    settings = {"limits.write_buffer_bytes": "1 MiB", "plugin.reply.push_timeout": "3s"}
+    settings = {
+        "limits.write_buffer_bytes": "1 MiB", "plugin.reply.push_timeout": "3s", "plugin.flush.mode": "async",
+    }  # fmt: skip
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(run_broker(make_broker(tmp_path, settings=settings)))
         channel = await stack.enter_async_context(open_channel(broker.address))
@@ -393,13 +395,13 @@ async def test_a_requester_that_does_not_read_keeps_its_connection_and_delays_no
         answers: list[Command] = []
 
         async def send() -> None:
-            answers.append(await channel.call(reply(body=bytes(256 * 1024)), 10))
+            answers.append(await channel.call(reply(body=bytes(256 * 1024)), 30))
 
         async with trio.open_nursery() as nursery:
             for _ in range(48):
                 nursery.start_soon(send)
             await wait_for(lambda: requester.is_congested())
-            assert (await channel.call(reply("other"))).code == 0
+            assert (await channel.call(reply("other"), 30)).code == 0
             assert not answers, "the other requester's reply overtakes those that wait"
         assert {(answer.code, answer.remark) for answer in answers} == {(1, "push reply message to askerfail.")}
         assert len(other.pushes) == 1
