@@ -45,7 +45,9 @@ async def test_a_broker_that_lacks_a_topic_gets_it_with_its_settings_by_topic_cr
             answer = await channel.call(Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext()))
             assert answer.code == ResponseCode.SUCCESS
             with trio.fail_after(60):
-                while "T" not in nameserver.routes.topics().topic_list:  # noqa: ASYNC110 - it has no event
+                while (  # noqa: ASYNC110 - it has no event
+                    "T" not in nameserver.routes.topics().topic_list or nameserver.routes.count_brokers() < 2
+                ):
                     await trio.sleep(0.01)
 
             refused = await create("--queues", "4")
