@@ -17,6 +17,10 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+import gantrymq.sync
+from gantrymq.client.connections import call as call_of_a_client
+from gantrymq.remoting.channel import Channel
+
 pytest.register_assert_rewrite("support")
 
 from support.etcd import find_etcd  # noqa: E402
@@ -46,6 +50,23 @@ twins. Of the other folders only what has the marker ``twins`` does."""
 SAME_WITH_TWINS = frozenset(TESTS / "plugins" / name for name in ("admin", "clients", "http", "locks", "register"))
 """Of these folders, those of plugins that get requests as commands from either twin, and that handle no messages."""
 
+
+PATIENT = (
+    "broker/",
+    "cli/test_definitions.py",
+    "cli/test_group",
+    "cli/test_state_files.py",
+    "cli/test_store.py",
+    "cli/test_topic",
+    "client/test_against_a_broker.py",
+    "examples/",
+    "hostile/",
+    "plugins/",
+)
+"""Files and folders in which peers are brokers that work: calls and sends have :data:`PATIENT_CALL_S` by default."""
+IMPATIENT = ("plugins/ha/", "plugins/register/")
+"""Those of them whose plugins call peers, which the tests stop: the time of a call is a part of what they do."""
+PATIENT_CALL_S = 30.0
 
 LONGEST = (
     "interop/test_java_retry.py",
@@ -250,6 +271,25 @@ def _fresh_logs() -> Generator[None]:
     """What a command line inside a test set up for its logs ends with the test."""
     yield
     structlog.reset_defaults()
+
+
+def is_patient(path: Path) -> bool:
+    """Whether the calls of a file's tests have more than the 3 s of clients."""
+    file = str(path.relative_to(TESTS)) if path.is_relative_to(TESTS) else ""
+    return file.startswith(PATIENT) and not file.startswith(IMPATIENT)
+
+
+@pytest.fixture(autouse=True)
+def _patient_calls(request: pytest.FixtureRequest) -> Generator[None]:
+    """A new topic, its first message and another's take several flushes, each of which a busy disk may need a second
+    for: more than the 3 s of a call or a send."""
+    with pytest.MonkeyPatch.context() as patch:
+        if is_patient(request.path):
+            for function in (Channel.call, call_of_a_client):
+                patch.setattr(function, "__defaults__", (PATIENT_CALL_S,))
+            for kind in (gantrymq.Client, gantrymq.sync.Client):
+                patch.setitem(kind.producer.__kwdefaults__, "timeout", PATIENT_CALL_S)
+        yield
 
 
 @pytest.hookimpl(wrapper=True)
