@@ -155,7 +155,7 @@ async def test_the_python_client_backs_off_until_its_message_is_taken(tmp_path: 
 
 
 async def test_the_python_client_reports_the_refusal_at_its_deadline(tmp_path: Path) -> None:
-    settings = {"plugin.quota.bytes_per_second": "1000", "plugin.quota.burst": "10s"}
+    settings = {"plugin.quota.bytes_per_second": "1000", "plugin.quota.burst": "10s", "plugin.quota.pause": "0s"}
     async with run_cluster(tmp_path, settings=settings, enable=[QUOTA]) as cluster:
         async with gantrymq.connect(cluster.nameserver) as client, client.producer(timeout=1) as producer:
             await producer.send("T", os.urandom(1_000_000), timeout=60)
