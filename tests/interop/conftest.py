@@ -33,7 +33,7 @@ from support.foreign import (
     start_nameserver,
 )
 from support.mqadmin import KeyedMqAdmin, run_keyed_mqadmin
-from support.processes import Child, free_ports, gantrymq_child
+from support.processes import LATE_DISK, Child, free_ports, gantrymq_child
 from support.spark_session import run_spark
 
 if TYPE_CHECKING:
@@ -218,11 +218,11 @@ def java5_system(java5: Java, homes: Homes) -> Iterator[System]:
 
 @pytest.fixture(scope="session")
 def gantry(lasting_homes: Homes, servers: ExitStack) -> System:
-    """Our nameserver and broker with default settings, as one process."""
+    """Our nameserver and broker as one process, with default settings except for how late the disk may be."""
     home = lasting_homes("gantry")
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ("serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver)
-    child = servers.enter_context(gantrymq_child(serve, home / "gantry.err"))
+    child = servers.enter_context(gantrymq_child((*serve, *LATE_DISK), home / "gantry.err"))
     child.wait_line(lambda line: line.startswith("ready"))
     return System("gantrymq", nameserver, broker)
 

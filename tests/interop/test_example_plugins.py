@@ -15,7 +15,7 @@ from gantrymq.spark.reader import read_range
 from gantrymq.spark.wire import Wire
 from support.clients import ForeignClient, check_complete
 from support.content import content
-from support.processes import free_ports, gantrymq_child
+from support.processes import LATE_DISK, free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.twins]
 pytest.importorskip("cryptography", reason="the example encrypt needs it: pip install cryptography")
@@ -47,7 +47,7 @@ def server(homes: Callable[[str], Path]) -> Iterator[Server]:
         "serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver,
         "--plugin", str(EXAMPLES / "dedup" / "gantrymq_dedup.py:DedupPlugin"),
         "--plugin", str(EXAMPLES / "encrypt" / "gantrymq_encrypt.py:EncryptPlugin"),
-        "--set", f"plugin.encrypt.keys={keys}", "--set", "store.commit_log_file_bytes=16 MiB",
+        "--set", f"plugin.encrypt.keys={keys}", "--set", "store.commit_log_file_bytes=16 MiB", *LATE_DISK,
     ]  # fmt: skip
     with gantrymq_child(arguments, home / "gantry.err") as child:
         child.wait_line(lambda line: line.startswith("ready"))

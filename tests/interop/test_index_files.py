@@ -17,7 +17,7 @@ from gantrymq.remoting.records import Record, decode_records
 from support.clients import ForeignClient, Sent
 from support.content import content
 from support.foreign import Java, start_broker
-from support.processes import Child, free_ports, gantrymq_child, wait_for
+from support.processes import LATE_DISK, Child, free_ports, gantrymq_child, wait_for
 from support.rawpeer import RawPeer
 from support.stores import log_records
 
@@ -52,7 +52,7 @@ class Brokers:
     @contextmanager
     def ours(self, store: Path) -> Iterator[Running]:
         broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
-        serve = ["serve", "--data", str(store), "--listen", broker, "--nameserver-listen", nameserver]
+        serve = ["serve", "--data", str(store), "--listen", broker, "--nameserver-listen", nameserver, *LATE_DISK]
         serve += ["--set", f"plugin.index.slots={SLOTS}", "--set", f"plugin.index.entries={ENTRIES}"]
         with gantrymq_child(serve, self.homes("ours") / "serve.err") as child:
             child.wait_line(lambda line: line.startswith("ready"))

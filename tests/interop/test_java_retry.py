@@ -19,7 +19,7 @@ import pytest
 from support.clients import ADDED_PROPERTIES, Consumer, ForeignClient, Producer, Received, wait_until
 from support.content import content
 from support.foreign import Java, start_broker, start_nameserver
-from support.processes import free_ports, gantrymq_child, wait_for
+from support.processes import LATE_DISK, free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
@@ -46,7 +46,7 @@ class System:
 def ours(homes: Homes, store: Path, levels: str) -> Iterator[System]:
     """GantryMQ on a store; stopped in order at the end."""
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
-    serve = ["serve", "--data", str(store), "--listen", broker, "--nameserver-listen", nameserver]
+    serve = ["serve", "--data", str(store), "--listen", broker, "--nameserver-listen", nameserver, *LATE_DISK]
     with gantrymq_child([*serve, "--set", f"plugin.delay.levels={levels}"], homes("ours") / "serve.err") as child:
         child.wait_line(lambda line: line.startswith("ready"))
         yield System("gantrymq", nameserver)

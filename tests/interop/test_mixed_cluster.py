@@ -21,7 +21,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.clients import ForeignClient, Producer, check_complete
 from support.foreign import Java, JavaServer, ask, start_broker, start_nameserver, wait_registered
-from support.processes import Child, free_ports, gantrymq_child
+from support.processes import LATE_DISK, Child, free_ports, gantrymq_child
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
@@ -51,7 +51,7 @@ def our_broker(nameservers: str, home: Path, name: str = OURS) -> Child:
     """Ours as a process, at these nameservers."""
     (port,) = free_ports(around=(0, 1))
     words = ("broker", "--nameserver", nameservers, "--listen", f"127.0.0.1:{port}", "--data", str(home / "data"))
-    return gantrymq_child((*words, "--set", f"broker.name={name}"), home / "broker.err")
+    return gantrymq_child((*words, *LATE_DISK, "--set", f"broker.name={name}"), home / "broker.err")
 
 
 def is_ready(line: str) -> bool:

@@ -19,7 +19,7 @@ from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.clients import MESSAGES_A_SECOND, ForeignClient, check_complete
 from support.foreign import Java, JavaServer, ask, runtime_info, start_broker
-from support.processes import Child, free_ports, gantrymq_child, wait_for
+from support.processes import LATE_DISK, Child, free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -43,7 +43,7 @@ def our_broker(home: Path, nameserver: str, name: str, broker_id: int, **more: s
         "plugin.ha.sync_tables": "500ms",
     }
     settings |= more
-    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    sets = [*LATE_DISK, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
     arguments = ("broker", "--nameserver", nameserver, "--listen", address, "--data", str(home / "data"), *sets)
     with gantrymq_child(arguments, home / f"broker-{port}.err") as child:
         child.wait_line(lambda line: line.startswith("ready"))

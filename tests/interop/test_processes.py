@@ -10,7 +10,7 @@ import pytest
 
 from support.clients import ForeignClient, check_complete
 from support.foreign import is_routed
-from support.processes import free_ports, gantrymq_child, wait_for
+from support.processes import LATE_DISK, free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
@@ -22,8 +22,7 @@ def unit(homes: Callable[[str], Path]) -> Iterator[str]:
     home.mkdir(parents=True, exist_ok=True)
     (base,) = free_ports(around=(-2, 0, 1, 4, 8, 10, 11))
     arguments = ["serve", "--processes", "2", "--data", str(home / "data"), "--listen", f"127.0.0.1:{base}"]
-    arguments += ["--nameserver-listen", f"127.0.0.1:{base + 4}", "--set", "plugin.http.listen="]
-    arguments += ["--set", "plugin.flowcontrol.busy_after=1m"]  # the disk of the tests may be late
+    arguments += ["--nameserver-listen", f"127.0.0.1:{base + 4}", "--set", "plugin.http.listen=", *LATE_DISK]
     with ExitStack() as stack:
         child = stack.enter_context(gantrymq_child(arguments, home / "log"))
         child.wait_line(lambda line: line.startswith("ready"), 120)

@@ -21,7 +21,7 @@ from support.accounts import ACL, ADMIN, WORKER
 from support.certificates import CA, FOLDER, client_context
 from support.clients import ForeignClient
 from support.foreign import SMALL_BROKER, Java, start_broker
-from support.processes import free_ports, gantrymq_child
+from support.processes import LATE_DISK, free_ports, gantrymq_child
 from support.transactions import Transactor
 
 pytestmark = [pytest.mark.interop, pytest.mark.once, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -65,7 +65,7 @@ def serving(home: Path, mode: str, *more: str) -> Iterator[str]:
         "plugin.transaction.timeout": "1s",
     }
     arguments = ["serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver,
-                 "--enable", TLS, "--enable", ACL]  # fmt: skip
+                 "--enable", TLS, "--enable", ACL, *LATE_DISK]  # fmt: skip
     arguments += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     with gantrymq_child([*arguments, *more], home / "log") as child:
         child.wait_line(lambda line: line.startswith("ready"))
@@ -212,7 +212,7 @@ def test_tokens_of_a_provider_identify_rocketmqs_clients(
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     settings = {"keys": home / "jwks.json", "issuer": "https://id.example", "audience": "gantrymq"}
     arguments = ["serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver,
-                 "--plugin", str(EXAMPLES / "oidc" / "gantrymq_oidc.py:OidcPlugin")]  # fmt: skip
+                 "--plugin", str(EXAMPLES / "oidc" / "gantrymq_oidc.py:OidcPlugin"), *LATE_DISK]  # fmt: skip
     arguments += [word for name, value in settings.items() for word in ("--set", f"plugin.oidc.{name}={value}")]
     with gantrymq_child(arguments, home / "log") as child:
         child.wait_line(lambda line: line.startswith("ready"))

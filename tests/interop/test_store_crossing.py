@@ -23,7 +23,7 @@ from support.clients import ForeignClient, Sent, check_complete
 from support.content import content
 from support.foreign import Java, start_broker
 from support.object_storage import run_s3, s3_settings
-from support.processes import Child, free_ports, gantrymq_child, wait_for
+from support.processes import LATE_DISK, Child, free_ports, gantrymq_child, wait_for
 from support.stores import expected_queues, log_records, written_queues
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
@@ -60,7 +60,7 @@ class Brokers:
     @contextmanager
     def ours(self, store: Path, file_bytes: int | None = None, extended: bool = False) -> Iterator[Running]:
         broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
-        serve = ["serve", "--data", str(store), "--listen", broker, "--nameserver-listen", nameserver]
+        serve = ["serve", "--data", str(store), "--listen", broker, "--nameserver-listen", nameserver, *LATE_DISK]
         if file_bytes is not None:
             serve += ["--set", f"store.commit_log_file_bytes={file_bytes}"]
         if extended:

@@ -30,6 +30,8 @@ DUMP_SECONDS = 5.0
 LOG_TAIL_BYTES = 10_000
 GANTRYMQ = (sys.executable, "-m", "gantrymq.cli")
 """How our command line is started."""
+LATE_DISK = ("--set", "plugin.flowcontrol.busy_after=1m", "--set", "plugin.flush.timeout=1m")
+"""Options of a broker that accepts each message: the disk is late while other tests write."""
 
 
 class ChildFailed(Exception):
