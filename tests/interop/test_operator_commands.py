@@ -20,7 +20,7 @@ from gantrymq.remoting.codes import PERM_READ, RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.topics import CreateTopicHeader
 from gantrymq.spark import export, read_export
-from support.foreign import ask
+from support.foreign import ask, wait_readable
 from support.processes import wait_for
 from support.spark_session import start_query
 from support.spark_streams import check_options, check_sink_and_stream
@@ -333,6 +333,7 @@ def test_exports_take_each_message_of_rocketmq_once(
             for message, result in zip(batch, producer.send_batch(batch), strict=True):
                 place = (result.queue.queue_id, result.queue_offset)
                 sent[place] = (bytes(message.body), "t", message.keys[0], message.properties["n"])
+            wait_readable(client, topic, len(sent))
             assert run_both() == [size, size]
             assert run_both() == [0, 0]
     status = json.loads(command_output("export", "status", str(files), "--nameserver", nameserver, "--json"))
@@ -369,6 +370,11 @@ def test_a_batch_a_stream_and_an_export_have_what_the_sink_wrote(
             "map('price', cast(id AS string)) AS properties",
         )  # fmt: skip
         frame.write.format("gantrymq").options(**at, topic=written).mode("append").save()
+        await_rows(written, first + SPARK_ROWS)
+
+    def await_rows(topic: str, count: int) -> None:
+        with gantrymq.sync.connect(nameserver) as client:
+            wait_readable(client, topic, count)
 
     def read(topic: str, **options: str) -> list[tuple[str, str, str, str]]:
         frame = spark.read.format("gantrymq").options(**at, topic=topic, **options).load()
@@ -394,10 +400,12 @@ def test_a_batch_a_stream_and_an_export_have_what_the_sink_wrote(
     assert read(written) == expected(SPARK_ROWS)
     assert len(read(written, subExpression="price < 50 AND TAGS = 't1'", expressionType="SQL92")) == 17
     copy()
+    await_rows(copied, SPARK_ROWS)
     assert read(copied) == expected(SPARK_ROWS)
     assert export(written, tmp_path / "out", nameserver, spark=spark).rows == SPARK_ROWS
     write(SPARK_ROWS)
     copy()
+    await_rows(copied, 2 * SPARK_ROWS)
     assert read(copied) == expected(2 * SPARK_ROWS)
     assert export(written, tmp_path / "out", nameserver, spark=spark).rows == SPARK_ROWS
     exported = read_export(tmp_path / "out", spark).selectExpr("cast(body AS string) body").collect()
@@ -418,6 +426,7 @@ def test_times_are_searched_as_clients_of_rocketmq_5_ask(
             for number in range(3):
                 producer.send(topic, b"%d" % number)
                 time.sleep(0.05)
+        wait_readable(client, topic, 3)
         with client.reader(topic, start="first", until="end") as reader:
             first, second, third = (message.store_timestamp for message in reader)
 

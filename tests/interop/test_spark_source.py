@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+import gantrymq.sync
 from gantrymq.spark.columns import COLUMNS
 from gantrymq.spark.options import read_options
 from gantrymq.spark.ranges import plan_ranges
@@ -13,6 +14,7 @@ from gantrymq.spark.reader import read_range
 from gantrymq.spark.wire import Wire
 from support.clients import ForeignClient
 from support.content import content
+from support.foreign import wait_readable
 
 pytestmark = [pytest.mark.once, pytest.mark.interop, pytest.mark.slow]
 pytest.importorskip("pyarrow", reason="the columns are Arrow's: pip install 'gantrymq[spark]'")
@@ -27,6 +29,8 @@ def test_every_message_of_a_java_producer_becomes_a_row(
     system = request.getfixturevalue(system_name)
     topic = names("t")
     sent = java_client.produce(system.nameserver, topic, COUNT, seed=9, modes="sync,batch")
+    with gantrymq.sync.connect(system.nameserver) as client:
+        wait_readable(client, topic, 2 * COUNT)
     options = read_options({"nameserver": system.nameserver, "topic": topic, "minPartitions": "9"})
     with Wire() as wire:
         ranges = plan_ranges(options, wire)

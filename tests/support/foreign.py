@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
@@ -28,6 +29,9 @@ from gantrymq.remoting.frame import cut_frames
 from gantrymq.remoting.signing import Credentials
 from support.clients import ForeignClient
 from support.processes import STOP_SECONDS, Child, ChildFailed, Partner, free_ports, wait_for
+
+if TYPE_CHECKING:
+    import gantrymq.sync
 
 JAVA_VERSIONS = ("4.9.7", "5.3.3")
 """The releases of RocketMQ that the tests speak with."""
@@ -499,6 +503,14 @@ def is_routed(nameserver: str, topic: str, brokers: Sequence[str] = ()) -> bool:
     """Whether the nameserver has a route for the topic, to all of these brokers."""
     answer = ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}))
     return answer.code == 0 and all(f'"{broker}"'.encode() in answer.body for broker in brokers)
+
+
+def wait_readable(client: gantrymq.sync.Client, topic: str, count: int) -> None:
+    """Wait until the queues of the topic have ``count`` messages.
+
+    RocketMQ acknowledges a message before its queue has it (``ReputMessageService``).
+    """
+    wait_for(lambda: sum(map(client.admin.max_offset, client.admin.queues(topic))) >= count)
 
 
 def _ready(server: JavaServer) -> JavaServer:

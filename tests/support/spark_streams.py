@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from gantrymq.spark.ranges import QueueRange, plan_ranges
 from gantrymq.spark.reader import read_range
 from gantrymq.spark.sink import send_rows
 from gantrymq.spark.wire import GROUP, Wire
+from support.foreign import wait_readable
 from support.processes import wait_for
 
 COUNT = 300
@@ -33,6 +33,8 @@ def check_sink_and_stream(nameserver: str, topic: str, group: str) -> None:
     for part in (bodies[: COUNT // 2], bodies[COUNT // 2 :]):
         keys = [f"key-{body.decode()}" for body in part]
         send_rows(iter([pa.record_batch({"body": part, "keys": keys})]), to, "")
+    with sync.connect(nameserver) as client:
+        wait_readable(client, topic, COUNT)
 
     given = {"nameserver": nameserver, "topic": topic, "groupId": group}
     with Wire(group=group) as wire:
@@ -68,16 +70,11 @@ def check_options(nameserver: str, topic: str) -> None:
     at = {"nameserver": nameserver}
     events, other = f"{topic}-events", f"{topic}-other"
     with sync.connect(nameserver) as client, client.producer("spark-tests") as producer:
-
-        def has_all(name: str) -> bool:
-            return sum(map(client.admin.max_offset, client.admin.queues(name))) == 40
-
         for name in (events, other):
             client.admin.create_topic(name, 2)
             for number in range(40):
                 producer.send(Message(name, b"%d" % number, tags=tags[number % 4], properties={"price": str(number)}))
-            # RocketMQ's broker acknowledges a message before its queue has it.
-            wait_for(partial(has_all, name))
+            wait_readable(client, name, 40)
 
     def load(**options: str) -> list[tuple[str, int]]:
         rows = read_rows(at | options, ["topic", "body"])
@@ -126,8 +123,11 @@ def check_security(options: Mapping[str, str], topic: str) -> None:
     to = read_sink_options({name: value for name, value in options.items() if name != "groupId"} | {"topic": topic})
     bodies = [b"secured %d" % number for number in range(20)]
     assert send_rows(iter([pa.record_batch({"body": bodies})]), to, "") == 20
-    found = {row["body"] for row in read_rows({**options, "topic": topic}, ["body"])}
-    assert found >= set(bodies)
+
+    def has_all() -> bool:
+        return {row["body"] for row in read_rows({**options, "topic": topic}, ["body"])} >= set(bodies)
+
+    wait_for(has_all)  # RocketMQ acknowledges a message before its queue has it
 
 
 def read_rows(given: Mapping[str, str], names: list[str]) -> list[dict[str, Any]]:
