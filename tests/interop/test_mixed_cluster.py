@@ -20,8 +20,8 @@ from gantrymq.remoting.bodies.routes import BrokerMemberGroupBody
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from support.clients import ForeignClient, Producer, check_complete
-from support.foreign import Java, JavaServer, ask, start_broker, start_nameserver, wait_registered
-from support.processes import LATE_DISK, Child, free_ports, gantrymq_child
+from support.foreign import Java, JavaServer, ask, is_routed, start_broker, start_nameserver, wait_registered
+from support.processes import Child, free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
@@ -29,6 +29,9 @@ Homes = Callable[[str], Path]
 OURS, THEIRS, THEIRS5 = "gantry-broker", "java-broker-b", "java5-broker-b"
 NAMES = (THEIRS, THEIRS5)
 STOPPED_SECONDS = 5.0
+SENDERS = 8
+ATTEMPT_SECONDS = 1.0
+"""How long a send waits for a broker that does not answer: a third of its timeout, since it has three attempts."""
 
 
 @attrs.frozen
@@ -51,7 +54,8 @@ def our_broker(nameservers: str, home: Path, name: str = OURS) -> Child:
     """Ours as a process, at these nameservers."""
     (port,) = free_ports(around=(0, 1))
     words = ("broker", "--nameserver", nameservers, "--listen", f"127.0.0.1:{port}", "--data", str(home / "data"))
-    return gantrymq_child((*words, *LATE_DISK, "--set", f"broker.name={name}"), home / "broker.err")
+    flush = ("--set", "plugin.flush.mode=async")  # as RocketMQ's brokers
+    return gantrymq_child((*words, *flush, "--set", f"broker.name={name}"), home / "broker.err")
 
 
 def is_ready(line: str) -> bool:
@@ -95,6 +99,7 @@ def test_java_clients_use_all_brokers_of_the_cluster(
     with java_client.run("create-topic", f"namesrv={address}", f"topic={topic}", "queues=2") as child:
         made = [event["broker"] for event in child.events() if event["event"] == "created"]
     assert {OURS, THEIRS, THEIRS5} <= set(made)
+    wait_for(lambda: is_routed(address, topic, (OURS, THEIRS, THEIRS5)))  # a producer asks again after 30 s only
     sent = java_client.produce(address, topic, 150, seed=31, modes="sync,async")
     used = {(answer.broker, answer.queue_id) for answer in sent}
     assert used >= {(broker, queue) for broker in (OURS, THEIRS, THEIRS5) for queue in (0, 1)}
@@ -106,7 +111,9 @@ def test_python_senders_go_on_through_others_while_a_java_broker_is_stopped(
     mixed: Mixed, stopped: str, names: Callable[[str], str]
 ) -> None:
     topic, pid = names("t"), mixed.pids[stopped]
-    sent: list[tuple[str, float]] = []
+    sent: set[str] = set()
+    waited: list[float] = []
+    """Of those sent while the broker was stopped, in seconds."""
 
     async def wait_for_all(client: gantrymq.Client) -> None:
         with anyio.fail_after(60):
@@ -118,39 +125,45 @@ def test_python_senders_go_on_through_others_while_a_java_broker_is_stopped(
         async with gantrymq.connect(mixed.ours) as client, client.producer() as producer:
             await client.admin.create_topic(topic, queues=2)
             await wait_for_all(client)
-            used_again = False
+            used_again = is_stopped = is_resumed = False
 
             async def send() -> None:
                 nonlocal used_again
                 while not used_again:
-                    before = anyio.current_time()
+                    before, at_stopped = anyio.current_time(), is_stopped
                     result = await producer.send(topic, b"x")  # an error would end the test
-                    sent.append((result.message_id, anyio.current_time() - before))
+                    sent.add(result.message_id)
+                    if at_stopped:
+                        waited.append(anyio.current_time() - before)
                     used_again = is_resumed and result.queue.broker_name == stopped
                     await anyio.sleep(0.02)
 
-            is_resumed = False
             with anyio.fail_after(90):
                 async with anyio.create_task_group() as tasks:
-                    for _ in range(8):
+                    for _ in range(SENDERS):
                         tasks.start_soon(send)
                     await anyio.sleep(1)
                     os.kill(pid, signal.SIGSTOP)
+                    is_stopped = True
                     try:
                         await anyio.sleep(STOPPED_SECONDS)
                     finally:
                         os.kill(pid, signal.SIGCONT)
+                    is_stopped = False
                     is_resumed = True
             # It closes its connection to a nameserver if a request in it has timed out, and then registers again.
             await wait_for_all(client)
 
     anyio.run(run)
-    slow = sorted(seconds for _, seconds in sent)
-    assert slow[-1] < 3.0, slow[-20:]  # the timeout of a send, with the attempts at other brokers in it
-    assert slow[len(slow) * 9 // 10] < 0.5, slow[-len(slow) // 5 :]  # the stopped broker is avoided
-    with gantrymq.sync.connect(mixed.ours) as client, client.reader(topic, until="end") as reader:
-        stored = {message.message_id for message in reader}
-    assert {message_id for message_id, _ in sent} <= stored
+    slow = [seconds for seconds in waited if seconds >= ATTEMPT_SECONDS]
+    assert len(slow) <= 3 * SENDERS, "the stopped broker is avoided after one attempt of each sender, but for probes"
+    with gantrymq.sync.connect(mixed.ours) as client:
+
+        def has_all() -> bool:
+            with client.reader(topic, until="end") as reader:
+                return sent <= {message.message_id for message in reader}
+
+        wait_for(has_all)  # RocketMQ acknowledges a message before its queue has it
 
 
 @pytest.mark.parametrize("nameserver", ["theirs5", "ours"])
@@ -193,7 +206,7 @@ def test_clients_continue_when_either_nameserver_is_lost(
         go_on("without-ours")
         again = stack.enter_context(our_nameserver(our_address, home))
         again.wait_line(is_ready)
-        wait_registered(our_address, name)
+        wait_registered(our_address, name, 60)  # the broker tries each 30 s in the end
         theirs.discard()
         go_on("without-theirs")
         consumer.wait(150)
