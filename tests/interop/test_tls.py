@@ -66,6 +66,8 @@ def secured(request: pytest.FixtureRequest, homes: Homes) -> Iterator[Secured]:
         try:
             trust = client_context if kind == "authority" else trust_all
             _wait_registered(nameserver.address, broker.address, trust())
+            with gantrymq.sync.connect(nameserver.address, tls=trust()) as client:
+                client.admin.create_topic("T", 2)
             yield Secured(nameserver.address, trust, kind != "authority")
         finally:
             broker.discard()
@@ -90,7 +92,7 @@ def _wait_registered(nameserver: str, broker: str, context: ssl.SSLContext) -> N
 
 async def test_messages_are_sent_and_received_over_tls(secured: Secured) -> None:
     async with gantrymq.connect(secured.nameserver, tls=secured.trust()) as client:
-        await client.admin.create_topic("T", 2)
+        await client.admin.create_topic("T", 2)  # the same again
         async with client.producer() as producer, client.consumer("T", "g", start="first") as messages:
             sent = {(await producer.send("T", b"%d" % number * 5000)).message_id for number in range(20)}
             with anyio.fail_after(60):

@@ -55,7 +55,8 @@ def guarded(homes: Homes) -> Iterator[Guarded]:
     (home / "access.toml").write_text('[identities.inner]\nsecret = "inner-password"\nbrokers = ["*"]\n')
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ("serve", "--config", str(conf), "--data", str(home / "data"), "--listen", broker,
-             "--nameserver-listen", nameserver, "--nameserver-access", str(home / "access.toml"))  # fmt: skip
+             "--nameserver-listen", nameserver, "--nameserver-access", str(home / "access.toml"),
+             "--set", "plugin.flush.mode=async")  # fmt: skip
     with gantrymq_child(serve, home / "log") as child:
         child.wait_line(lambda line: line.startswith("ready"))
         with gantrymq.sync.connect(nameserver, access_key=ROOT.access_key, secret_key=ROOT.secret_key) as client:
