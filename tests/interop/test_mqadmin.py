@@ -26,6 +26,7 @@ from support.mqadmin import (
     stage,
     trace,
     unique_id,
+    wait_settled,
 )
 from support.mqadmin_cases import ACCESS, CASES, CHANGES, GAPS, LAST, PREPARE, RAW, READS, RESET
 from support.processes import ChildFailed, free_ports, gantrymq_child, wait_for
@@ -33,6 +34,7 @@ from support.processes import ChildFailed, free_ports, gantrymq_child, wait_for
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
 
 BROKER = "broker-a"
+STATISTICS = "VIEW_BROKER_STATS_DATA"
 MESSAGE = 7
 """The message that is asked for by its ids."""
 
@@ -72,6 +74,10 @@ def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) ->
             theirs, ours = (run_case(admin, case, site, value) for site, value in zip(sites, values, strict=True))
             found[case.name] = (theirs, ours)
 
+    def run_raw(name: str) -> None:
+        theirs, ours = (ask_raw(site, name, RAW[name]) for site in sites)
+        found[name] = (theirs, ours)
+
     with run_mqadmin(java, homes("tool")) as admin:
         run(PREPARE)
         ids = [fill(site) for site in sites]
@@ -80,9 +86,12 @@ def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) ->
                 value.update(
                     msg_id=ids[number][MESSAGE], unique_id=unique_id(MESSAGE), consumer=clients[number]["consumer"]
                 )
-            for name, fields in RAW.items():  # first: the statistics of the last minute are asked for
-                theirs, ours = (ask_raw(site, name, fields) for site in sites)
-                found[name] = (theirs, ours)
+            run_raw(STATISTICS)  # first: those of the last minute soon lose the messages
+            for site in sites:
+                wait_settled(site)
+            for name in RAW:
+                if name != STATISTICS:
+                    run_raw(name)
             run(READS)
             for site in sites:
                 trace(site, unique_id(MESSAGE))

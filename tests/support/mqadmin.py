@@ -157,6 +157,9 @@ def trace(site: Site, message: str) -> None:
         raise AssertionError(f"{site.broker} refused a trace: {answer.code} {answer.remark}")
     route = Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": TRACES})
     wait_for(lambda: ask(site.nameserver, route).code == ResponseCode.SUCCESS)  # the send has created the topic
+    key = {"topic": TRACES, "key": message, "maxNum": "1", "beginTimestamp": "0", "endTimestamp": str(2**63 - 1)}
+    query = Command(RequestCode.QUERY_MESSAGE, key)
+    wait_for(lambda: ask(site.broker, query).code == ResponseCode.SUCCESS)  # RocketMQ's index follows its log
 
 
 def unique_id(number: int) -> str:
@@ -166,7 +169,8 @@ def unique_id(number: int) -> str:
 
 @contextmanager
 def stage(java: Java, home: Path, sites: Sequence[Site]) -> Iterator[Sequence[Mapping[str, str]]]:
-    """Consumer and producer at each site; begins when all that was sent is consumed and committed. Yields their ids."""
+    """Consumer and producer at each site; begins when the statistics of the last minute have what was consumed. Yields
+    their ids."""
     arguments = {
         "namesrvs": ",".join(site.nameserver for site in sites),
         "topic": TOPIC,
@@ -180,10 +184,14 @@ def stage(java: Java, home: Path, sites: Sequence[Site]) -> Iterator[Sequence[Ma
                 break
             clients.append({name: str(value) for name, value in event.items()})
         for site in sites:
-            wait_for(lambda site=site: _consumed(site) == MESSAGES, 60)  # type: ignore[misc]
-            wait_for(lambda site=site: _knows_producer(site), 60)  # type: ignore[misc]
             wait_for(lambda site=site: _has_counted(site), 60)  # type: ignore[misc]
         yield clients
+
+
+def wait_settled(site: Site) -> None:
+    """Wait until all that was sent is consumed and committed, and the broker knows the producer."""
+    wait_for(lambda: _consumed(site) == MESSAGES, 60)
+    wait_for(lambda: _knows_producer(site), 60)
 
 
 def _consumed(site: Site) -> int:
