@@ -31,8 +31,10 @@ def test_queues_move_between_python_and_java_members_in_order(
                     message.ack()
 
         with client.consumer(topic, group, start="first", ordered=True) as messages:
-            consume(messages, 3)
-            assert len(messages.queues) == 4
+            deadline = time.monotonic() + 60
+            while len(messages.queues) != 4 or sum(map(len, events.values())) < 40:
+                assert time.monotonic() < deadline, messages.queues
+                consume(messages, 0.5)
             with java_client.consumer(system.nameserver, topic, group, kind="retry-push", orderly="true") as theirs:
                 deadline = time.monotonic() + 60
                 while len(messages.queues) != 2 and time.monotonic() < deadline:
