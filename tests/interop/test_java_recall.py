@@ -66,7 +66,8 @@ def handle_of(text: str) -> str:
 def ours(homes: Homes, nameserver: str) -> Iterator[str]:
     (port,) = free_ports()
     serve = ["broker", "--data", str(homes("store")), "--listen", f"127.0.0.1:{port}", "--nameserver", nameserver]
-    with gantrymq_child([*serve, "--set", f"broker.name={NAME}"], homes("ours") / "serve.err") as child:
+    flush = ("--set", "plugin.flush.mode=async")  # as RocketMQ's
+    with gantrymq_child([*serve, *flush, "--set", f"broker.name={NAME}"], homes("ours") / "serve.err") as child:
         child.wait_line(lambda line: line.startswith("ready"))
         yield f"127.0.0.1:{port}"
 
