@@ -18,7 +18,7 @@ import pytest
 
 from support.clients import ADDED_PROPERTIES, Consumer, ForeignClient, Producer, Received, wait_until
 from support.content import content
-from support.foreign import Java, start_broker, start_nameserver
+from support.foreign import Java, is_routed, start_broker, start_nameserver
 from support.processes import LATE_DISK, free_ports, gantrymq_child, wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once]
@@ -30,8 +30,10 @@ LEVELS = "1s 2s 3s " + " ".join(["1s"] * 15)
 """The first return of a message waits three seconds (level 3), each further one a second."""
 DELAYS_MS = {1: 1000, 2: 2000, 3: 3000}
 """Of the levels that differ."""
-LATE_MS = 2_500
-"""How late a message may come on a busy machine."""
+PROMPT_MS = 2_500
+"""How late the earliest message is at most."""
+LATE_MS = 20_000
+"""How late any message may be on a busy machine."""
 
 
 @attrs.frozen
@@ -106,6 +108,19 @@ def make_retry_topic(client: ForeignClient, system: System, topic: str, group: s
     client.consume_all(system.nameserver, topic, group, 1, kind="retry-push")
 
 
+def check_on_time(late_ms: Sequence[int], prompt_ms: int) -> None:
+    """AssertionError if a message came early, if all came late, or if one came far too late."""
+    assert 0 <= min(late_ms) <= prompt_ms, late_ms
+    assert max(late_ms) <= LATE_MS, late_ms
+
+
+def attempts_of(messages: Sequence[Received], pair: System) -> list[Received]:
+    """The attempts in order; at RocketMQ's broker each once, as RocketMQ's client may take its queues there twice."""
+    if pair.kind != "java":
+        return list(messages)
+    return list({(message.index, message.reconsume_times): message for message in reversed(messages)}.values())[::-1]
+
+
 def gaps(messages: Sequence[Received]) -> list[int]:
     """Milliseconds between the moments when they were received."""
     return [later.received - earlier.received for earlier, later in pairwise(messages)]
@@ -120,11 +135,12 @@ def test_delayed_messages_arrive_on_time_and_never_early(java4_client: ForeignCl
             sent = java4_client.produce(pair.nameserver, topic, 3, first=level * 10, delay=level)
             assert {answer.queue_id for answer in sent} <= {0, 1, 2, 3}, "the queue that was asked for"
         consumer.wait(4 + 3 * len(DELAYS_MS))
-        for message in consumer.messages[4:]:
+        delayed = consumer.messages[4:]
+        due = {message.index: message.born + DELAYS_MS[message.index // 10] for message in delayed}
+        check_on_time([message.stored - due[message.index] for message in delayed], PROMPT_MS)
+        check_on_time([message.received - due[message.index] for message in delayed], 2 * PROMPT_MS)
+        for message in delayed:
             level = message.index // 10
-            delay_ms = DELAYS_MS[level]
-            assert delay_ms <= message.stored - message.born <= delay_ms + LATE_MS
-            assert delay_ms <= message.received - message.born <= delay_ms + 2 * LATE_MS
             assert message.topic == topic
             assert message.properties.pop("REAL_QID") == str(message.queue_id)
             assert added(message) == {"DELAY": str(level), "REAL_TOPIC": topic}
@@ -141,14 +157,11 @@ def test_failed_messages_are_redelivered_until_consumption_succeeds(
     with retrying(java_client, pair, topic, group, fail=3) as consumer:
         wait_until(lambda: any(message.reconsume_times == 3 for message in consumer.messages), [consumer])
         consumer.poll(2)
-        messages = consumer.close()
-    if pair.kind == "java":
-        # with RocketMQ's broker, RocketMQ's client may take its queues twice at the start
-        messages = list({message.reconsume_times: message for message in reversed(messages)}.values())[::-1]
+        messages = attempts_of(consumer.close(), pair)
     assert [message.reconsume_times for message in messages] == [0, 1, 2, 3]
     assert {message.topic for message in messages} == {topic}, "the client shows the topic where it began"
-    for gap, delay_ms in zip(gaps(messages), (3000, 1000, 1000), strict=True):
-        assert delay_ms <= gap <= delay_ms + 2 * LATE_MS
+    late = [gap - delay_ms for gap, delay_ms in zip(gaps(messages), (3000, 1000, 1000), strict=True)]
+    check_on_time(late, 2 * PROMPT_MS)
     for message in messages[1:]:
         assert added(message) == {
             "DELAY": str(2 + message.reconsume_times), "REAL_TOPIC": f"%RETRY%{group}", "REAL_QID": "0",
@@ -164,9 +177,13 @@ def test_a_message_that_fails_all_attempts_becomes_a_readable_dead_letter(
     make_retry_topic(java_client, pair, topic, group)
     sent = {answer.index: answer for answer in java_client.produce(pair.nameserver, topic, 3)}
     with retrying(java_client, pair, topic, group, fail=99, **options) as consumer:
-        consumer.wait(3 * attempts)
-        dead = java_client.consume_all(pair.nameserver, f"%DLQ%{group}", names("dead"), 3, kind="retry-push")
-        messages = consumer.close()
+        wanted = {(index, times) for index in range(3) for times in range(attempts)}
+        wait_until(lambda: {(m.index, m.reconsume_times) for m in consumer.messages} >= wanted, [consumer])
+        wait_for(lambda: is_routed(pair.nameserver, f"%DLQ%{group}"))  # a client would look again after 30 s only
+        with retrying(java_client, pair, f"%DLQ%{group}", names("dead")) as reader:
+            wait_until(lambda: {message.index for message in reader.messages} >= {0, 1, 2}, [reader])
+            dead = attempts_of(reader.close(), pair)
+        messages = attempts_of(consumer.close(), pair)
     assert Counter(message.reconsume_times for message in messages) == dict.fromkeys(range(attempts), 3)
     assert sorted(message.index for message in dead) == [0, 1, 2]
     delayed = {"REAL_TOPIC": f"%RETRY%{group}", "REAL_QID": "0"} if attempts > 1 else {}
@@ -192,15 +209,15 @@ def test_an_orderly_group_keeps_queue_order_through_rebalances(java_client: Fore
         one.wait(4)
         total = 4
         with retrying(java_client, pair, topic, group, **orderly) as other:
-            for _ in range(60):  # the locks change hands within a rebalance or two
+            # the locks change hands within a rebalance or two, and 4.9.7 may have 20 s between them
+            deadline = time.monotonic() + 90
+            while len(one.messages) <= 20 or len(other.messages) <= 20:
+                assert time.monotonic() < deadline, "both members get queues"
                 producer.send(20)
                 total += 20
                 count = total
                 wait_until(lambda count=count: len(one.messages) + len(other.messages) >= count, [one, other])
-                if len(one.messages) > 20 and len(other.messages) > 20:
-                    break
             left = other.close()
-        assert left, "the second member got queues of its own"
         producer.send(40)
         total += 40
         wait_until(lambda: len({m.place for m in one.messages + left}) >= total, [one], 60)
@@ -220,13 +237,14 @@ def test_a_failed_message_blocks_its_queue_in_an_orderly_consumer(
     java4_client: ForeignClient, pair: System, names: Names
 ):
     topic, group = names("t"), names("g")
-    java4_client.produce(pair.nameserver, topic, 8)
+    sent = java4_client.produce(pair.nameserver, topic, 8)
     with retrying(java4_client, pair, topic, group, orderly="true", fail=2) as consumer:
         consumer.wait(24)
         messages = consumer.close()
-    for queue_id in range(4):
+    # the producer begins with a random queue once more when it learns the route of the new topic
+    for queue_id, count in Counter(answer.queue_id for answer in sent).items():
         seen = [(m.queue_offset, m.reconsume_times) for m in messages if m.queue_id == queue_id]
-        assert seen == [(offset, times) for offset in (0, 1) for times in (0, 1, 2)]
+        assert seen == [(offset, times) for offset in range(count) for times in (0, 1, 2)]
 
 
 def test_a_push_consumer_gets_the_messages_that_its_sql92_expression_selects(
