@@ -34,7 +34,7 @@ class Server:
 def until_ready(cluster: Child) -> tuple[str, dict[str, Server]]:
     """The nameservers' addresses, and each server by its name and id."""
     servers: dict[str, Server] = {}
-    for event in cluster.events():
+    for event in cluster.events(120):
         if event["event"] == "ready":
             return str(event["nameserver"]), servers
         if event["event"] != "server":

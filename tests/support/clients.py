@@ -79,6 +79,8 @@ def check_unaltered(messages: Iterable[Received], seed: int) -> None:
 
 MESSAGES_A_SECOND = 100
 """What a client does at least, on a machine that is busy with other things."""
+SEND_SECONDS = 120.0
+"""How long a few sends may take, each of which may wait for the disk and be repeated."""
 
 
 def check_complete(messages: Sequence[Received], seed: int, indexes: Iterable[int]) -> None:
@@ -103,7 +105,7 @@ class Producer:
         """Sends the next ``count`` messages of its seed; returns when they are acknowledged."""
         self.child.say(str(count))
         sent: list[Sent] = []
-        for event in self.child.events():
+        for event in self.child.events(SEND_SECONDS):
             if event["event"] == "obeyed":
                 return sent
             sent.append(msgspec.convert(event, Sent))
@@ -200,7 +202,7 @@ class ForeignClient:
         pairs = {"namesrv": nameserver, "topic": topic, "count": count, "seed": seed, **options}
         sent: list[Sent] = []
         with self.run("produce", *_texts(pairs)) as child:
-            for event in child.events(timeout=max(120.0, count / MESSAGES_A_SECOND)):
+            for event in child.events(timeout=max(SEND_SECONDS, count / MESSAGES_A_SECOND)):
                 if event["event"] == "sent":
                     sent.append(msgspec.convert(event, Sent))
                 elif event["event"] != "done":
