@@ -16,7 +16,7 @@ from gantrymq.remoting.headers.query import UNIQUE_KEY_QUERY
 from gantrymq.remoting.records import Record, decode_records
 from support.clients import ForeignClient, Sent
 from support.content import content
-from support.foreign import Java, start_broker
+from support.foreign import BROKER_STOP_SECONDS, Java, start_broker
 from support.processes import LATE_DISK, Child, free_ports, gantrymq_child, wait_for
 from support.rawpeer import RawPeer
 from support.stores import log_records
@@ -77,7 +77,7 @@ def end(running: Running, how: str) -> None:
     if how == "killed":
         running.child.kill()
     else:
-        assert running.child.terminate(30) in (0, 143)  # 143: how Java says that it heeded SIGTERM
+        assert running.child.terminate(BROKER_STOP_SECONDS) in (0, 143)  # 143: how Java says that it heeded SIGTERM
 
 
 def find(peer: RawPeer, topic: str, key: str, *, unique: bool = False, most: int = 64) -> list[Record]:

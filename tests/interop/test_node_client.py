@@ -8,7 +8,8 @@ import pytest
 
 from support.clients import ForeignClient, check_complete, check_unaltered
 from support.content import content
-from support.foreign import create_topic
+from support.foreign import create_topic, is_routed
+from support.processes import wait_for
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
@@ -17,9 +18,10 @@ Names = Callable[[str], str]
 
 @pytest.fixture
 def topic(system, names: Names) -> str:
-    """A topic of this test alone; ali-ons sends to topics that exist only."""
+    """A topic of this test alone; ali-ons sends to topics that have a route only."""
     name = names("t")
     create_topic(system.broker, name)
+    wait_for(lambda: is_routed(system.nameserver, name))
     return name
 
 

@@ -21,7 +21,7 @@ from gantrymq.maintenance.store_backup import back_up
 from gantrymq.maintenance.store_restore import restore
 from support.clients import ForeignClient, Sent, check_complete
 from support.content import content
-from support.foreign import Java, start_broker
+from support.foreign import BROKER_STOP_SECONDS, Java, start_broker
 from support.object_storage import run_s3, s3_settings
 from support.processes import LATE_DISK, Child, free_ports, gantrymq_child, wait_for
 from support.stores import expected_queues, log_records, written_queues
@@ -95,7 +95,7 @@ def end(running: Running, how: str) -> None:
     if how == "killed":
         running.child.kill()
     else:
-        assert running.child.terminate(30) in (0, 143)  # 143: how Java says that it heeded SIGTERM
+        assert running.child.terminate(BROKER_STOP_SECONDS) in (0, 143)  # 143: how Java says that it heeded SIGTERM
 
 
 def fill(client: ForeignClient, running: Running, topic: str) -> list[Sent]:

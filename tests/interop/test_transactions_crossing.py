@@ -36,8 +36,10 @@ TOPIC, GROUP = "CrossingHalves", "crossing-producers"
 DELAY_MS = {1: 1_000, 2: 15_000}
 """Level 1 is due while no broker runs; level 2 when the other one does, unless the machine is slow."""
 LEVELS = "1s 15s " + " ".join(["1s"] * 16)
-LATE_MS = 5_000
-"""How late a message may come on a busy machine."""
+PROMPT_MS = 5_000
+"""How late the earliest delayed message is at most."""
+LATE_MS = 20_000
+"""How late any delayed message may be on a busy machine."""
 INTERVAL_MS = 3_000
 """Between two rounds of checks: what is to be ended without a check has so much time after the start."""
 RECORDED_TOPIC, RECORDS = "RecordedHalves", 5
@@ -146,7 +148,7 @@ def fill(client: ForeignClient, running: Running, topic: str) -> tuple[dict[int,
         "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
     }  # fmt: skip
     assert ask(running.address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, ext)).code == 0
-    assert is_routed(running.nameserver, topic), "both register a topic before they answer"
+    wait_for(lambda: is_routed(running.nameserver, topic))
     with Transactor.start(client, running.nameserver, topic, GROUP) as transactor:
         halves = {index: transactor.send(index, local) for index, local in ORDERS.items()}
     delayed: list[Sent] = []
@@ -275,10 +277,14 @@ def test_open_transactions_end_by_request_or_check_back_at_the_other_broker(cros
 
 def test_the_other_broker_delivers_delayed_messages_when_due(crossed: Crossed):
     levels = {index: level for level, indexes in DELAYED.items() for index in indexes}
+    late = []
     for message in crossed.messages:
         if message.index in levels:
             due = message.born + DELAY_MS[levels[message.index]]
-            assert due <= message.stored <= max(due, crossed.ready) + LATE_MS
+            assert due <= message.stored
+            late.append(message.stored - max(due, crossed.ready))
+    assert min(late) <= PROMPT_MS
+    assert max(late) <= LATE_MS
 
 
 def test_each_ended_transaction_has_an_op_message_in_the_log(crossed: Crossed):
