@@ -6,8 +6,10 @@ from support.mqadmin import CONSUMERS, PRODUCERS, TOPIC, TRACES, Case
 
 NUMBER = r"\b\d+\b"
 MEASURED = r"\b\d+\.\d+\b"
-FEATURE_TOPICS = (r"\b(SCHEDULE_TOPIC_XXXX|RMQ_SYS_TRANS\w+|TRANS_CHECK_MAX_TIME_TOPIC|rmq_sys_\w+)\b",)
-"""Topics of features that a broker may lack; none of them is a user's."""
+TOOL_GROUP = r"\bTOOLS_CONSUMER\b"
+"""The consumer group of the tool: a broker knows it once a command has run for so long that it sends a heartbeat."""
+FEATURE_TOPICS = (r"\b(SCHEDULE_TOPIC_XXXX|RMQ_SYS_TRANS\w+|TRANS_CHECK_MAX_TIME_TOPIC|rmq_sys_\w+)\b", TOOL_GROUP)
+"""Topics of features that a broker may lack, and of the tool; none of them is a user's."""
 OWN_MEASURES = (
     r"commitLogDirCapacity *: .*",
     r"Capacity *: *\d+",
@@ -83,7 +85,7 @@ READS = (
     Case("consumerConnection-unknown", "consumerConnection -n {ns} -g nobody"),
     Case("consumerProgress", f"consumerProgress -n {{ns}} -g {CONSUMERS}", (MEASURED,), by_line=True),
     Case("consumerProgress-clients", f"consumerProgress -n {{ns}} -g {CONSUMERS} -s true", (MEASURED,), by_line=True),
-    Case("consumerProgress-all", "consumerProgress -n {ns}", (r"(?<=CLUSTERING) +\d+",), by_line=True),
+    Case("consumerProgress-all", "consumerProgress -n {ns}", (r"(?<=CLUSTERING) +\d+",), (TOOL_GROUP,), by_line=True),
     Case("consumerStatus", f"consumerStatus -n {{ns}} -g {CONSUMERS}"),
     Case(
         "consumerStatus-client",
