@@ -97,7 +97,8 @@ class Broker(Protocol):
     def append(self, batch: AppendBatch) -> None:
         """Take messages through the write path; the broker calls ``batch.done`` when every row has its final status.
 
-        Call it only in the broker's thread, from a hook or a task; it wakes the broker.
+        Call it only in the broker's thread: in a task, or in a hook from ``started`` on. Before that, and in
+        ``dispatch`` while ``batch.replay`` is set, it raises ``RuntimeError``. It wakes the broker.
         """
 
     def append_encoded(self, position: int, data: bytes | memoryview) -> int:

@@ -102,6 +102,7 @@ class Broker:
         """Plugins add functions in ``configure``; the broker awaits them in order before it listens."""
         self.on_failure: Callable[[], None] = lambda: None
         """Called when a task has failed or :meth:`run` is cancelled, before the other tasks have ended."""
+        self._takes_messages = False
         self._stop = trio.Event()
         self._drained = trio.Event()
         self._draining = False
@@ -137,6 +138,11 @@ class Broker:
 
     def append(self, batch: AppendBatch) -> None:
         """Take ``batch`` through the write path; ``batch.done`` is called when every row has its final status."""
+        if not self._takes_messages:
+            raise RuntimeError(
+                "the broker takes no messages yet: append them in a background task, or from the hook 'started' on; in"
+                " 'dispatch' not while batch.replay is set"
+            )
         before_append = self._before_append[batch.source]
         taken_at = 0.0 if self._acked is None else self.env.monotonic()
         if before_append is not None:
@@ -348,6 +354,7 @@ class Broker:
             "register_tasks", lambda task: isinstance(task, BackgroundTask), "BackgroundTask objects"
         )
         self._tasks = [(info, task) for info, task in tasks if task.runs_on(self.broker_id)]
+        self._takes_messages = True
 
     def _make_strategy(self) -> FlushStrategy:
         for info, made in self.manager.call_each("make_flush_strategy", log=self.log, config=self.config):

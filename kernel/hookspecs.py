@@ -279,8 +279,8 @@ def dispatch(batch: DispatchBatch) -> None:
     """Observe committed messages in log order, without gaps. Their queue entries are readable already.
 
     When: sweep, after the responses of the turn and before the next request is received, and during recovery with
-    ``batch.replay`` set. May: build derived state. The same log offset may come again after a restart, so the plugin
-    must be idempotent by offset.
+    ``batch.replay`` set. May: build derived state; read the messages; append others, unless ``batch.replay`` is set.
+    The same log offset may come again after a restart, so the plugin must be idempotent by offset.
     Errors: stop the broker. First user: longpoll.
     """
 

@@ -58,6 +58,7 @@ class CommitLog:
         self._next_offsets = next_offsets
         self._layout = Layout(store_host, max_body_bytes, file_bytes - BLANK_BYTES)
         self._tail = (0, 0)
+        self._is_end_known = False
         self._outages = Outages(log, env.monotonic)
         self._is_refusing = False
         self._flusher = env.flusher()
@@ -118,9 +119,14 @@ class CommitLog:
         self.segments.load()
         self.ahead.large_folios = self._env.has_large_folios(self.segments.folder)
 
+    def set_readable(self, end: int) -> None:
+        """Let the records before ``end`` be read while recovery searches for the end of the log."""
+        self._tail = (end, 0)
+
     def set_end(self, end: int, timestamp: int) -> None:
         """Set the end of the log, all of which is flushed; its last record was stored at ``timestamp``."""
         self._tail = (end, timestamp)
+        self._is_end_known = True
         self._flusher.start_at(end, timestamp)
         self._followed = None
         self.clock.begin(timestamp)
@@ -130,6 +136,12 @@ class CommitLog:
         """Raise :class:`LogPoisoned` if the log is poisoned."""
         if self._poison is not None:
             raise LogPoisoned(self._poison)
+
+    def _check_appendable(self) -> None:
+        """:meth:`check`, and ``RuntimeError`` before :meth:`set_end`: an append would overwrite the log's records."""
+        self.check()
+        if not self._is_end_known:
+            raise RuntimeError("the end of the log is not known yet: recover the store first")
 
     def poison(self, doing: str, error: BaseException) -> LogPoisoned:
         """Poison the log because ``error`` happened while ``doing``. Returns the exception to raise."""
@@ -154,7 +166,7 @@ class CommitLog:
         other failure, including lack of memory, poisons the log, because queue offsets may have been assigned to
         records that are not in it.
         """
-        self.check()
+        self._check_appendable()
         try:
             self._append(batch)
         except OSError as error:
@@ -193,7 +205,7 @@ class CommitLog:
         record are left to the next call. Raises :class:`OutOfLog`, ``BadRecord`` (nothing was written then),
         :class:`NoRoom`, :class:`LogPoisoned`.
         """
-        self.check()
+        self._check_appendable()
         end, timestamp = self._tail
         first = not len(self.segments) and end == 0
         if position % self.segments.file_bytes if first else position != end:

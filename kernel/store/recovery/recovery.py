@@ -274,6 +274,7 @@ class Recovery:
         self._last_timestamp = max(self._last_timestamp, batch.newest_timestamp)
         self._dispatched += len(batch)
         self._queues.put(batch)
+        self._log.set_readable(batch.end)
         on_dispatch(batch)
 
     def _judge(self, position: int, plan: _Plan) -> int | None:

@@ -39,6 +39,7 @@ def filled(bodies: list[bytes], file_bytes: int, env: MemoryEnv | None = None) -
         max_body_bytes=1 << 20,
     )  # fmt: skip
     log.open()
+    log.set_end(0, 0)
     batch = batch_of(bodies)
     log.append(batch)
     return log, batch.offsets

@@ -32,6 +32,7 @@ def make(env: MemoryEnv | FaultEnv, file_bytes: int = 1000, max_body_bytes: int 
         env, "log", "staging", file_bytes=file_bytes, next_offsets={}, store_host=HOST, max_body_bytes=max_body_bytes
     )
     log.open()
+    log.set_end(0, 0)
     return log
 
 

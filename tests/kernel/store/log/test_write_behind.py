@@ -38,6 +38,7 @@ def make(env: MemoryEnv | FaultEnv, waker: Waker) -> CommitLog:
     env.mkdirs("staging")
     log = CommitLog(env, "log", "staging", file_bytes=1000, next_offsets={}, store_host=bytes(8), max_body_bytes=500)
     log.open()
+    log.set_end(0, 0)
     log.write_behind(waker)
     return log
 
@@ -77,6 +78,7 @@ def test_a_buffered_write_includes_the_rest_of_its_folio() -> None:
         env, "log", "staging", file_bytes=2 * FOLIO_BYTES, next_offsets={}, store_host=bytes(8), max_body_bytes=1000
     )
     log.open()
+    log.set_end(0, 0)
     log.write_behind(Wakes())
     log.append(batch_of([b"a"]))
     segment = log.segments.at(0)
