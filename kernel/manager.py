@@ -233,12 +233,17 @@ class PluginManager:
         self._check_version(name, origin, plugin)
         hooks = []
         for attribute in dir(type(plugin)):
-            if not hasattr(getattr(type(plugin), attribute, None), f"{self._project}_impl"):
+            function = getattr(type(plugin), attribute, None)
+            if not hasattr(function, f"{self._project}_impl"):
+                if attribute in self._hookspecs and inspect.isfunction(function):
+                    log.warning("hook_not_marked", plugin=name, hook=attribute)
                 continue
             if attribute not in self._hookspecs:
                 near = did_you_mean(attribute, self._hookspecs)
                 raise StartError(f"plugin {name!r} ({origin}): there is no hook {attribute!r}{near}")
-            self._check_arguments(f"plugin {name!r} ({origin})", plugin, attribute)
+            owner = f"plugin {name!r} ({origin})"
+            self._check_plain(owner, function, attribute)
+            self._check_arguments(owner, plugin, attribute)
             hooks.append(attribute)
         package = type(plugin).__module__.partition(".")[0]
         return PluginInfo(
@@ -265,6 +270,21 @@ class PluginManager:
             f"{owner} is for version {wanted} of the plugin API, and this broker has version {self._api}:"
             f" install {cure}, or --disable {name}"
         )
+
+    def _check_plain(self, owner: str, function: Any, hook_name: str) -> None:
+        """The broker would never run the body of an async function or of a generator, unless it wraps the hook."""
+        options = getattr(function, f"{self._project}_impl")
+        is_wrapper = options["wrapper"] or options["hookwrapper"]
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            raise StartError(
+                f"{owner}: the hook {hook_name} must be a plain function, not an async one: await in a background task,"
+                " which the hook register_tasks returns"
+            )
+        if inspect.isgeneratorfunction(function) and not is_wrapper:
+            raise StartError(
+                f"{owner}: the hook {hook_name} must be a plain function, not a generator: remove 'yield', or mark the"
+                " hook with @hookimpl(wrapper=True) to wrap the other plugins"
+            )
 
     def _check_arguments(self, owner: str, plugin: Any, hook_name: str) -> None:
         """An implementation may omit arguments of its hook; additional ones need a default."""

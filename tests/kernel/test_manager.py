@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.errors import StartError
@@ -267,3 +268,51 @@ def test_a_plugin_for_an_older_api_version_gets_an_error_that_asks_for_an_update
         PluginManager([("there:Old", plugin)], hookspecs)
     plugin.api_version = 2  # type: ignore[attr-defined]
     assert PluginManager([("there:Old", plugin)], hookspecs).plugins[0].name == "old"
+
+
+class Awaiting(Base):
+    @hookimpl
+    async def authorize(self, batch: Any) -> None: ...
+
+
+class Yielding(Base):
+    @hookimpl
+    def before_append(self, batch: Any) -> Iterator[None]:
+        yield
+
+
+class AwaitingAndYielding(Base):
+    @hookimpl
+    async def dispatch(self, batch: Any) -> Any:
+        yield
+
+
+class Unmarked(Dispatching):
+    appended = 7
+
+    def before_append(self, batch: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("plugin", "reason"),
+    [
+        (Awaiting, "the hook authorize must be a plain function, not an async one: await in"),
+        (
+            AwaitingAndYielding,
+            "the hook dispatch must be a plain function, not an async one: await in",
+        ),
+        (Yielding, "the hook before_append must be a plain function, not a generator: remove 'yield'"),
+    ],
+)
+def test_a_hook_whose_body_would_never_run_refuses_the_start(plugin: type[Base], reason: str) -> None:
+    with pytest.raises(StartError, match=f"plugin 'bad' .*{reason}"):
+        manager(plugin("bad"))
+
+
+def test_a_method_with_the_name_of_a_hook_and_no_mark_is_logged() -> None:
+    with structlog.testing.capture_logs() as logs:
+        built = manager(Unmarked("careless"))
+    assert [(each["event"], each["plugin"], each["hook"]) for each in logs] == [
+        ("hook_not_marked", "careless", "before_append")
+    ]
+    assert built.plugins[0].hooks == ("dispatch",)
