@@ -66,22 +66,23 @@ class Metrics:
         self._series_max = series_max
         self._later: list[Callable[[], None]] = []
 
-    def gauge(self, name: str, text: str, value: float, **labels: str | bool) -> None:
+    def gauge(self, name: str, text: str, value: float, **labels: object) -> None:
         """A present value. ``text`` describes it in a sentence, with its unit; the first text of a name is used.
 
         All series of a name must have the same labels and kind, else :class:`ValueError`. The last value of equal
-        series is used.
+        series is used. A label may be a text, a number or a bool. A value that is no number raises ``TypeError`` or
+        :class:`ValueError`.
         """
-        self._put("gauge", name, text, value, labels)
+        self._put("gauge", name, text, _number(value), labels)
 
-    def counter(self, name: str, text: str, value: float, **labels: str | bool) -> None:
+    def counter(self, name: str, text: str, value: float, **labels: object) -> None:
         """A total since the broker's start. The name ends in ``_total``. Otherwise as :meth:`gauge`."""
         if not name.endswith("_total"):
             raise ValueError(f"the name of a counter ends in _total: {name!r}")
-        self._put("counter", name, text, value, labels)
+        self._put("counter", name, text, _number(value), labels)
 
     def histogram(
-        self, name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float, **labels: str | bool
+        self, name: str, text: str, bounds: Sequence[float], counts: Sequence[int], total: float, **labels: object
     ) -> None:
         """``counts``: the number of values between each bound and the previous one, and above the last one.
 
@@ -92,8 +93,8 @@ class Metrics:
         buckets, passed = [], 0
         for bound, count in zip((*bounds, float("inf")), counts, strict=True):
             passed += count
-            buckets.append((bound, passed))
-        self._put("histogram", name, text, Distribution(buckets, total), labels)
+            buckets.append((float(bound), passed))
+        self._put("histogram", name, text, Distribution(buckets, float(total)), labels)
 
     def later(self, work: Callable[[], None]) -> None:
         """Call ``work`` in a worker thread after all plugins have added their immediate metrics.
@@ -116,20 +117,33 @@ class Metrics:
                 self.dropped += 1
             left -= len(family.series)
 
-    def _put(
-        self, kind: Kind, name: str, text: str, value: float | Distribution, labels: dict[str, str | bool]
-    ) -> None:
+    def _put(self, kind: Kind, name: str, text: str, value: float | Distribution, labels: dict[str, object]) -> None:
         family = self.families.get(name)
         if family is None:
             if not _NAME.fullmatch(name):
                 raise ValueError(f"not the name of a metric: {name!r}")
-            family = self.families[name] = Family(name, kind, text, tuple(labels))
+            wrong = [label for label in labels if not _NAME.fullmatch(label)]
+            if wrong:
+                raise ValueError(f"{name}: not the name of a label: {wrong[0]!r}")
+            family = self.families[name] = Family(name, kind, _as_text(text), tuple(labels))
         if family.kind != kind or family.label_names != tuple(labels):
             raise ValueError(
                 f"{name} is a {family.kind} with the labels {family.label_names}, not a {kind} with {tuple(labels)}"
             )
-        values = tuple(str(label).lower() if isinstance(label, bool) else label for label in labels.values())
+        values = tuple(map(_as_text, labels.values()))
         if values not in family.series and len(family.series) >= self._series_max:
             self.dropped += 1
         else:
             family.series[values] = value
+
+
+def _number(value: float) -> float:
+    """An integer as it is, anything else as ``float``: what is no number must fail here, in the plugin's call."""
+    number = float(value)
+    return value if isinstance(value, int) else number
+
+
+def _as_text(value: object) -> str:
+    """``value`` as a text that can be encoded."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if text.isascii() else text.encode(errors="replace").decode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gantrymq.kernel.metrics import Distribution, Metrics
@@ -60,3 +62,32 @@ def test_deferred_metrics_can_add_samples() -> None:
     for work in metrics.work():
         work()
     assert list(metrics.families) == ["gantrymq_late"]
+
+
+def test_labels_that_are_no_texts_are_converted() -> None:
+    metrics = Metrics(100)
+    metrics.gauge("gantrymq_rooms", "Rooms", 3, number=7, size=1.5, house=None)
+    metrics.gauge("gantrymq_rooms", "Rooms", 4, number=True, size="a\udcffb", house="Größe")
+    assert metrics.families["gantrymq_rooms"].series == {
+        ("7", "1.5", "None"): 3,
+        ("true", "a?b", "Größe"): 4,
+    }
+
+
+@pytest.mark.parametrize("value", [None, "many", [1]])
+def test_a_value_that_is_no_number_is_refused_in_the_call_of_its_plugin(value: Any) -> None:
+    metrics = Metrics(100)
+    with pytest.raises((TypeError, ValueError)):
+        metrics.gauge("gantrymq_rooms", "Rooms", value)
+    with pytest.raises((TypeError, ValueError)):
+        metrics.counter("gantrymq_rooms_total", "Rooms", value)
+    for bounds, counts, total in [((1,), (1, 1), value), ((value,), (1, 1), 2), ((1,), (1, value), 2)]:
+        with pytest.raises((TypeError, ValueError)):
+            metrics.histogram("gantrymq_sizes", "Sizes", bounds, counts, total)
+    assert not metrics.families
+
+
+def test_a_label_needs_a_name_that_prometheus_accepts() -> None:
+    metrics = Metrics(100)
+    with pytest.raises(ValueError, match="gantrymq_rooms: not the name of a label: 'the-house'"):
+        metrics.gauge("gantrymq_rooms", "Rooms", 3, **{"the-house": "a"})

@@ -358,6 +358,26 @@ async def test_a_failing_plugin_omits_its_part_and_an_excessive_one_is_truncated
     assert families["loud_rooms"].samples[0].labels["room"] == 'no. 0 "a\\b"\n'
 
 
+class Careless:
+    """Has labels that are no texts, and a value that is no number."""
+
+    name = "careless"
+
+    @hookimpl
+    def collect_metrics(self, metrics: Metrics) -> None:
+        metrics.gauge("careless_rooms", "Rooms", 3, number=7, owner="\udcff")
+        metrics.gauge("careless_doors", "Doors", None)  # type: ignore[arg-type]
+
+
+async def test_a_plugin_with_wrong_labels_and_values_leaves_the_page_to_the_others(tmp_path: Path) -> None:
+    async with run_broker(make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN, Careless])) as broker:
+        families = await scrape(broker)
+    assert value(families, "careless_rooms", number="7", owner="?") == 3
+    assert "careless_doors" not in families
+    assert value(families, "gantrymq_metrics_failed_plugins") == 1
+    assert value(families, "rocketmq_topic_number") > 0
+
+
 async def test_a_failed_task_of_a_skipped_plugin_is_counted(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN, Archive])) as broker:
         families = await scrape(broker)
