@@ -226,8 +226,9 @@ PLUGIN_API = """\
 # The broker in the plugin API
 
 Hooks with the argument `broker` get the broker. This page lists all names of it that a plugin may use, how a plugin
-reads messages, and the objects for topics, groups and offsets. Annotate the argument as `gantrymq.kernel.api.Broker`;
-mypy then reports other names. [Hooks](hooks.md) describes the hooks, [batches](batches.md) their arguments.
+appends and reads messages, and the objects for topics, groups and offsets. Annotate the argument as
+`gantrymq.kernel.api.Broker`; mypy then reports other names. [Hooks](hooks.md) describes the hooks,
+[batches](batches.md) their arguments.
 
 ## Versions
 
@@ -242,6 +243,49 @@ this version.
   releases. The release that removes it raises the version number, and its changelog names the replacement.
 - Modules of `gantrymq.kernel` and `gantrymq.remoting` that no page names, names with a leading underscore, and C
   declarations (`.pxd`) are not part of the plugin API.
+"""
+APPENDING = """\
+## Appending messages
+
+A plugin appends messages of its own with `broker.append`, on a master, from `started` on. The topic must exist, and a
+new message has a `born_timestamp`. Messages pass `before_append` of the plugins that take the source `plugin`.
+`done` is called when every row has its final status; `remarks` has the reasons of refused rows. To delay a message, see
+[`traits`](batches.md#appendbatch). This plugin appends a message to `receipts` for each one of `orders`:
+
+<!-- plugin -->
+```python
+from gantrymq.kernel.batch import AppendBatch
+from gantrymq.plugins.interfaces import TopicTable
+from gantrymq.remoting.bodies.topics import TopicConfig
+
+
+class Receipts:
+    name = "receipts"
+
+    def __init__(self):
+        self.refused = []
+
+    @hookimpl
+    def register_tasks(self, broker):
+        self._broker = broker
+        if broker.broker_id == 0:
+            broker.registry.get(TopicTable).ensure(TopicConfig("receipts", 1, 1))
+        return []
+
+    @hookimpl
+    def dispatch(self, batch):
+        if batch.replay or self._broker.broker_id:
+            return
+        receipts = AppendBatch(done=self._appended)
+        for topic, offset in zip(batch.topics, batch.offsets, strict=True):
+            if topic == "orders":
+                receipts.add("receipts", 0, b"%d" % offset, b"", born_timestamp=self._broker.env.wall_ms())
+        if len(receipts):
+            self._broker.append(receipts)
+
+    def _appended(self, receipts):
+        self.refused += receipts.remarks.values()
+```
 """
 READING = """\
 ## Reading messages
@@ -335,7 +379,7 @@ def plugin_api_page() -> str:
         if isinstance(node, ast.ClassDef):
             owner = READERS[node.name]
             if node.name == "LogReader":
-                out.append(READING)
+                out += [APPENDING, READING]
             out += (
                 ["## Names\n"]
                 if owner == "broker"

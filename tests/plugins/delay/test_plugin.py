@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 import trio
 
+from gantrymq.kernel import hookimpl
+from gantrymq.kernel.batch import AppendBatch, Trait
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Distribution, Metrics
 from gantrymq.plugins.delay import DelayPlugin
+from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.recall import RecallMessageHeader
 from gantrymq.remoting.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from gantrymq.remoting.properties import replace_properties
 from gantrymq.remoting.recall_handles import RecallHandle, decode_handle, encode_handle
 from gantrymq.remoting.records import decode_records
 from gantrymq.testing.harness import broker_and_channel, make_broker, run_broker
@@ -39,6 +43,53 @@ async def test_a_delayed_message_arrives_whole_and_late_enough(tmp_path: Path) -
     assert stored == b'{"offsetTable":{1:1}}'
     topics = json.loads((tmp_path / "config" / "topics.json").read_text())["topicConfigTable"]
     assert topics[SCHEDULE_TOPIC]["readQueueNums"] == 18
+
+
+class Later:
+    """Delays each message with the tag ``later`` by a second, by a level or by a time."""
+
+    name = "later"
+
+    def __init__(self, name: bytes, value: bytes) -> None:
+        self._change: dict[bytes, bytes | None] = {name: value}
+
+    @hookimpl(tryfirst=True)
+    def before_append(self, batch: AppendBatch) -> None:
+        for row in batch.live:
+            if batch.property_of(row, b"TAGS") == b"later":
+                batch.properties[row] = replace_properties(batch.properties[row], self._change)
+                batch.traits |= Trait.DELAY
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(
+    ("name", "value", "topic"), [(b"DELAY", b"1", SCHEDULE_TOPIC), (b"TIMER_DELAY_MS", b"1000", TIMER_TOPIC)]
+)
+async def test_a_plugin_delays_messages_of_clients_and_its_own(
+    tmp_path: Path, name: bytes, value: bytes, topic: str
+) -> None:
+    async with (
+        run_broker(make_broker(tmp_path, enable=[Later(name, value)])) as broker,
+        open_channel(broker.address) as channel,
+    ):
+        assert (await channel.call(send("T", b"at once", properties="TAGS\x01now"))).code == ResponseCode.SUCCESS
+        answer = await channel.call(send("T", b"later", properties="TAGS\x01later"))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        own = AppendBatch(traits=Trait.DELAY)
+        own.add("T", 0, b"own", name + b"\x01" + value, born_timestamp=1)
+        broker.append(own)
+        with trio.fail_after(10):
+            found = []
+            while len(found) < 3:
+                pulled = await channel.call(pull("T", 0, offset=len(found), suspend_ms=8000))
+                found += decode_records(pulled.body)
+        assert [record.body for record in found] == [b"at once", b"later", b"own"]
+        queue = broker.queues.get(topic, 0)
+        assert queue is not None
+        assert queue.max_offset == 2
+        waiting = broker.log.read_record(int((answer.ext or {})["msgId"][16:], 16))
+        assert (waiting.topic, waiting.body) == (topic, b"later")
+        assert found[1].store_timestamp >= waiting.store_timestamp + 1000
 
 
 @pytest.mark.trio
