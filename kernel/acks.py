@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import attrs
 
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.remoting.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from gantrymq.kernel.store.log.commitlog import CommitLog
 
 
 class AckGate(Protocol):
@@ -43,6 +47,23 @@ class DegradableGate(AckGate, Protocol):
 
     def on_timeout(self, end: int) -> None:
         """Everything up to ``end`` was answered with ``late_code``; the watermark must then be at least ``end``."""
+
+
+class DurableGate:
+    """Records may be acknowledged and read when they are durable. The flush strategy wakes the broker after each
+    flush."""
+
+    late_code = int(ResponseCode.FLUSH_DISK_TIMEOUT)
+    late_remark = "the disk did not flush in time; the message is stored but not promised"
+
+    def __init__(self, log: CommitLog, timeout_s: float = 5.0) -> None:
+        self._log = log
+        self.timeout_s = timeout_s
+
+    @property
+    def watermark(self) -> int:
+        """The log's durable end."""
+        return self._log.durable
 
 
 @attrs.define

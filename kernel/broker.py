@@ -331,10 +331,12 @@ class Broker:
                 nursery.cancel_scope.cancel()
 
     def _register(self) -> None:
-        self._strategy = self._make_strategy()
+        flushing, self._strategy = self._make_strategy()
         gates = self._registered(
             "register_ack_gates", lambda gate: hasattr(gate, "watermark"), "objects with a 'watermark'"
         )
+        if not flushing.is_shipped and not any(info is flushing for info, _ in gates):
+            log.warning("flush_without_gate", plugin=flushing.name)
         self._acks = Acks([gate for _, gate in gates], self._acked)
         guards = FilterGuards(self.manager, self.env.monotonic)
         for info, compilers in self.manager.call_each("register_filters", dict, broker=self):
@@ -356,7 +358,7 @@ class Broker:
         self._tasks = [(info, task) for info, task in tasks if task.runs_on(self.broker_id)]
         self._takes_messages = True
 
-    def _make_strategy(self) -> FlushStrategy:
+    def _make_strategy(self) -> tuple[PluginInfo, FlushStrategy]:
         for info, made in self.manager.call_each("make_flush_strategy", log=self.log, config=self.config):
             if made is not None:
                 if not hasattr(made, "appended") or not hasattr(made, "run"):
@@ -365,7 +367,7 @@ class Broker:
                         " 'run'; return an object with both, or None"
                     )
                 strategy: FlushStrategy = made
-                return strategy
+                return info, strategy
         raise StartError("no enabled plugin holds the slot 'flush': enable one, or do not disable 'flush'")
 
     def _registered(

@@ -94,7 +94,8 @@ def configure(broker: Broker, config: Config) -> None:
 def make_flush_strategy(log: CommitLog, config: Config) -> FlushStrategy | None:
     """Return the strategy that makes the log durable (slot ``flush``).
 
-    When: once, after the recovery of the log. Returns an object with ``appended(end)`` and ``async run()``.
+    When: once, after the recovery of the log. Returns an object with ``appended(end)`` and ``async run()``. No sender
+    waits for it, unless the plugin also registers a gate, such as :class:`gantrymq.kernel.acks.DurableGate`.
     Errors: stop the start. First user: flush.
     """
 

@@ -47,7 +47,8 @@ class Strategy:
     """Creates the strategy for an open log, with the sweep's waker. It should flush any data within milliseconds."""
     guaranteed: Callable[[CommitLog], int] = _durable
     """The log offset up to which messages are acknowledged: the watermark of its acknowledgment gate, or the log's end
-    without a gate. Messages before it must survive the end of the process; durable ones also survive a power cut."""
+    without a gate. The default stands for a ``DurableGate``, which the strategy's plugin must register. Messages
+    before this offset must survive the end of the process; durable ones also survive a power cut."""
 
 
 class SlowDisk(MemoryEnv):

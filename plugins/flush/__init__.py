@@ -22,11 +22,12 @@ import attrs
 import structlog
 
 from gantrymq.kernel import hookimpl
+from gantrymq.kernel.acks import DurableGate
 from gantrymq.kernel.config.fields import duration, plain, size
 from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey, write_plain
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
-from gantrymq.plugins.flush.sync import DirectFlush, DurableGate, GroupCommit
+from gantrymq.plugins.flush.sync import DirectFlush, GroupCommit
 
 if TYPE_CHECKING:
     from gantrymq.kernel.acks import AckGate, FlushStrategy

@@ -8,7 +8,6 @@ import trio
 
 from gantrymq.kernel.env import Waker
 from gantrymq.kernel.store.log.commitlog import CommitLog
-from gantrymq.remoting.codes import ResponseCode
 
 FAST_FLUSHES = 64
 """After so many fast flushes, a flush in the sweep is expected to be fast too. A slow one takes one away for each
@@ -57,19 +56,3 @@ class GroupCommit:
                 await trio.sleep_forever()
             finally:
                 self._log.end_flushing()
-
-
-class DurableGate:
-    """Durable records may be acknowledged and read."""
-
-    late_code = int(ResponseCode.FLUSH_DISK_TIMEOUT)
-    late_remark = "the disk did not flush in time; the message is stored but not promised"
-
-    def __init__(self, log: CommitLog, timeout_s: float) -> None:
-        self._log = log
-        self.timeout_s = timeout_s
-
-    @property
-    def watermark(self) -> int:
-        """The log's durable end."""
-        return self._log.durable

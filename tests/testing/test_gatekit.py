@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gantrymq.kernel.acks import DurableGate
 from gantrymq.kernel.store.log.commitlog import CommitLog
-from gantrymq.plugins.flush.sync import DurableGate
 from gantrymq.plugins.ha.copies import CopiedGate, Copies, Copy
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.testing import gatekit

@@ -11,12 +11,13 @@ import pytest
 import trio
 import trio.testing
 
+from gantrymq.kernel.acks import DurableGate
 from gantrymq.kernel.errors import LogPoisoned
 from gantrymq.kernel.fast.plain_flusher import Flusher
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
-from gantrymq.plugins.flush.sync import FAST_FLUSHES, DirectFlush, DurableGate, GroupCommit
+from gantrymq.plugins.flush.sync import FAST_FLUSHES, DirectFlush, GroupCommit
 from gantrymq.testing import flushkit
 from gantrymq.testing.memory_env import MemoryEnv
 
