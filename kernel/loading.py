@@ -24,9 +24,11 @@ def load_plugins(defaults: Sequence[str], enable: Sequence[Any] = (), disable: S
     """Return the default plugins without ``disable``, then ``enable`` in its order, each named as described above.
 
     ``enable`` may also have plugins themselves, as a class or an object. Raises :class:`StartError` for a plugin that
-    cannot be found or imported, for a disabled essential plugin, and for an unknown name in ``disable``.
+    cannot be found or imported or has the name of a default one, for a disabled essential plugin, and for an unknown
+    name in ``disable``.
     """
     found = [_load(origin) for origin in (*defaults, *enable)]
+    _check_names(found[: len(defaults)], found[len(defaults) :])
     names = {str(getattr(plugin, "name", origin)): plugin for origin, plugin in found}
     for name in disable:
         if name not in names:
@@ -36,6 +38,19 @@ def load_plugins(defaults: Sequence[str], enable: Sequence[Any] = (), disable: S
     chosen = [(origin, plugin) for origin, plugin in found if getattr(plugin, "name", "") not in disable]
     disabled = [plugin for _, plugin in found if getattr(plugin, "name", "") in disable]
     return PluginManager(chosen, hookspecs, disabled)
+
+
+def _check_names(defaults: Sequence[tuple[str, Any]], enabled: Sequence[tuple[str, Any]]) -> None:
+    """Refuse the name of a default plugin also if that one is disabled, because ``disable`` means both then."""
+    taken = {getattr(plugin, "name", None): (origin, plugin) for origin, plugin in defaults}
+    for origin, plugin in enabled:
+        name = getattr(plugin, "name", None)
+        if name is not None and name in taken:
+            first, known = taken[name]
+            cure = "it is a default plugin, remove it from those to enable"
+            if type(plugin) is not type(known):
+                cure = "give yours a name of its own"
+            raise StartError(f"two plugins are called {name!r}: {first} and {origin}; {cure}")
 
 
 def _load(origin: Any) -> tuple[str, Any]:

@@ -302,7 +302,10 @@ class PluginManager:
         slots: dict[str, PluginInfo] = {}
         for info in self.plugins:
             if info.name in names:
-                raise StartError(f"two plugins are called {info.name!r}: {names[info.name].origin} and {info.origin}")
+                raise StartError(
+                    f"two plugins are called {info.name!r}: {names[info.name].origin} and {info.origin}; rename or"
+                    " remove one of them"
+                )
             names[info.name] = info
             if info.slot is None:
                 continue

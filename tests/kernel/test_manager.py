@@ -196,6 +196,18 @@ def test_a_plugin_that_cannot_be_loaded_gets_an_error_with_the_reason(
     assert re.search(text.replace("?", r"\?"), str(caught.value)), str(caught.value)
 
 
+@pytest.mark.usefixtures("module")
+@pytest.mark.parametrize("disable", [[], ["optional"]])
+def test_a_plugin_with_the_name_of_a_default_one_is_refused_also_if_that_one_is_disabled(disable: list[str]) -> None:
+    defaults = ["gantrymq_test_plugins:Optional"]
+    with pytest.raises(
+        StartError, match=r"called 'optional': gantrymq_test_plugins:Optional and .*; give yours a name"
+    ):
+        load_plugins(defaults, [Base("optional")], disable)
+    with pytest.raises(StartError, match="it is a default plugin, remove it from those to enable"):
+        load_plugins(defaults, defaults, disable)
+
+
 FILE_PLUGIN = """from __future__ import annotations
 
 import attrs
