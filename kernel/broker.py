@@ -59,6 +59,8 @@ ACCESS_CONTROL_SLOT = "access_control"
 """The slot of plugins that control access. Without one, an address other than loopback needs ``broker.insecure``."""
 DRAIN_S = 5.0
 """How long a stopping broker waits for the last acknowledgments, in seconds."""
+LATE_TASKS_S = 3.0
+"""After this time from their cancellation, in seconds, the broker logs which background tasks still run."""
 
 
 class Broker:
@@ -105,6 +107,7 @@ class Broker:
         self._takes_messages = False
         self._stop = trio.Event()
         self._drained = trio.Event()
+        self._tasks_ended = trio.Event()
         self._draining = False
         self._drained_in_order = False
         self._unwritten: dict[str, bytes] = {}
@@ -291,7 +294,10 @@ class Broker:
             background.start_soon(maintain_disk, self)
             background.start_soon(repair_queues, self)
             for info, task in self._tasks:
+                self.manager.activity.tasks.setdefault(info.name, {})[task.name] = "running"
                 background.start_soon(self._run_task, info, task)
+            if self._tasks:
+                background.start_soon(self._report_late_tasks)
             async with trio.open_nursery() as handlers:
                 handlers.start_soon(self._report_failure)
                 self._handlers = handlers
@@ -438,14 +444,26 @@ class Broker:
             self._on_recovery(batch)
 
     async def _run_task(self, info: PluginInfo, task: BackgroundTask) -> None:
-        states = self.manager.activity.tasks.setdefault(info.name, {})
-        states[task.name] = "running"
+        activity, state = self.manager.activity, "ended"
         try:
             await task.run()
-            states[task.name] = "ended"
         except Exception as error:
-            states[task.name] = "failed"
+            state = "failed"
             self._faults.task_failed(info, task.name, error)
+        finally:
+            activity.tasks[info.name][task.name] = state
+            if not activity.running_tasks():
+                self._tasks_ended.set()
+
+    async def _report_late_tasks(self) -> None:
+        """Wait until cancelled, then log the tasks that do not end: the broker waits for them without a limit."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(LATE_TASKS_S, shield=True):
+                await self._tasks_ended.wait()
+            if running := self.manager.activity.running_tasks():
+                log.warning("tasks_do_not_end", tasks=running, seconds=LATE_TASKS_S)
 
     def _is_full(self) -> bool:
         return self.log.end - self._acks.committed(self.log.end) > self.config.limits.unacknowledged_bytes

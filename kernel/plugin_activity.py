@@ -128,8 +128,15 @@ class PluginActivity:
 
     def failed_tasks(self) -> dict[str, list[str]]:
         """Return the names of the background tasks that raised, by plugin."""
+        return self._tasks_in("failed")
+
+    def running_tasks(self) -> dict[str, list[str]]:
+        """Return the names of the background tasks that have not ended, by plugin."""
+        return self._tasks_in("running")
+
+    def _tasks_in(self, wanted: str) -> dict[str, list[str]]:
         found = {
-            plugin: sorted(name for name, state in states.items() if state == "failed")
+            plugin: sorted(name for name, state in states.items() if state == wanted)
             for plugin, states in self.tasks.items()
         }
         return {plugin: names for plugin, names in found.items() if names}

@@ -31,6 +31,7 @@ from gantrymq.remoting.errors import leaves
 from gantrymq.remoting.logs import servers_to_logging
 
 _START_S = 10.0
+_END_S = 30.0
 _SMALL_INDEX = {"plugin.index.slots": "10000", "plugin.index.entries": "40000"}
 """Files of less than a megabyte: the usual ones of 420 MB are sparse, and a copy of a store would fill them."""
 
@@ -206,6 +207,7 @@ def cluster_in_thread(
     """:func:`run_cluster` in a separate thread, for tests with asyncio and for blocking ones.
 
     Raises the error that ended the broker, if one did; if the block raises, that error gets a note about it.
+    ``RuntimeError`` with the names of the plugins' tasks that still run if the broker does not end.
     """
     ready = threading.Event()
     found: list[tuple[Cluster, trio.lowlevel.TrioToken, trio.Event]] = []
@@ -232,9 +234,11 @@ def cluster_in_thread(
             _, token, stop = found[0]
             with suppress(trio.RunFinishedError):  # the broker has ended with the error that is raised below
                 token.run_sync_soon(stop.set)
-        thread.join()
+        thread.join(_END_S)
+        if thread.is_alive():
+            failed.append(RuntimeError(_late(found[0][0].broker)))
 
-    thread = threading.Thread(target=body, name="gantrymq-cluster")
+    thread = threading.Thread(target=body, name="gantrymq-cluster", daemon=True)
     thread.start()
     try:
         ready.wait()
@@ -249,6 +253,16 @@ def cluster_in_thread(
     end()
     if failed:
         raise failed[0]
+
+
+def _late(broker: Broker) -> str:
+    """Why ``broker`` has not ended in time."""
+    running = broker.manager.activity.running_tasks()
+    names = "; ".join(f"plugin {plugin!r}: {', '.join(tasks)}" for plugin, tasks in running.items())
+    return (
+        f"the broker did not end within {_END_S:g} s; background tasks that still run: {names or 'none'}. A call in a "
+        "worker thread needs a timeout, or abandon_on_cancel=True"
+    )
 
 
 async def _run(broker: Broker, *, task_status: trio.TaskStatus[Broker]) -> None:

@@ -319,6 +319,34 @@ async def test_errors_of_background_tasks_are_logged_with_their_plugin(
 
 
 @pytest.mark.trio
+async def test_a_stop_logs_the_background_tasks_that_do_not_end(
+    bad: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.kernel.broker.LATE_TASKS_S", 0.01)
+    release = threading.Event()
+
+    async def blocking() -> None:
+        await trio.to_thread.run_sync(release.wait, 20)
+
+    tasks = [BackgroundTask("bad.blocking", blocking), BackgroundTask("bad.waiting", trio.sleep_forever)]
+    enable = bad("register_tasks", ("broker",), lambda broker: tasks)
+
+    async def release_when_logged() -> None:
+        while not any(line["event"] == "tasks_do_not_end" for line in lines):  # noqa: ASYNC110 - a list has no event
+            await trio.sleep(0.01)
+        release.set()
+
+    with structlog.testing.capture_logs() as lines, trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            async with run_broker(make_broker(tmp_path, enable=[enable])) as broker:
+                assert broker.manager.activity.tasks["bad"] == {"bad.blocking": "running", "bad.waiting": "running"}
+                nursery.start_soon(release_when_logged)
+    named = [line["tasks"] for line in lines if line["event"] == "tasks_do_not_end"]
+    assert [each["bad"] for each in named] == [["bad.blocking"]]
+    assert broker.manager.activity.tasks["bad"] == {"bad.blocking": "ended", "bad.waiting": "ended"}
+
+
+@pytest.mark.trio
 @pytest.mark.parametrize(
     ("own", "setting", "goes_on"), [("skip", None, True), ("stop", "bad", True), (None, None, False)]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.config.fields import number
 from gantrymq.kernel.config.sources import ConfigError
 from gantrymq.kernel.errors import PluginError, StartError
+from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.interfaces import LiveSettings, Replication
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import open_channel
@@ -91,6 +93,22 @@ class Limited:
     def dispatch(self, batch) -> None:  # type: ignore[no-untyped-def]
         if "restart" in batch.topics and not batch.replay:
             self.broker.restart()
+
+
+class Blocked:
+    """Has a task that waits in a worker thread."""
+
+    name = "blocked"
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    @hookimpl
+    def register_tasks(self, broker) -> list[BackgroundTask]:  # type: ignore[no-untyped-def]
+        return [BackgroundTask("blocked.waiting", self.wait)]
+
+    async def wait(self) -> None:
+        await trio.to_thread.run_sync(self.release.wait, 20)
 
 
 class Picky:
@@ -278,6 +296,22 @@ def test_an_error_of_the_test_names_the_error_that_ended_the_broker(tmp_path: Pa
     assert [note.partition(" failed")[0] for note in notes] == [
         "the cluster ended with PluginError: plugin 'broken': before_append"
     ]
+
+
+def test_a_broker_that_does_not_end_fails_its_test_with_the_names_of_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.testing.harness._END_S", 0.2)
+    blocked = Blocked()
+    with pytest.raises(RuntimeError, match=r"still run: .*plugin 'blocked': blocked\.waiting"):
+        with cluster_in_thread(tmp_path / "one", enable=[blocked]):
+            pass
+    blocked.release.set()
+    blocked = Blocked()
+    with pytest.raises(ZeroDivisionError) as failed, cluster_in_thread(tmp_path / "other", enable=[blocked]):
+        raise ZeroDivisionError
+    blocked.release.set()
+    assert "plugin 'blocked': blocked.waiting" in failed.value.__notes__[0]
 
 
 @pytest.mark.slow
