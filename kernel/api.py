@@ -167,10 +167,11 @@ class Broker(Protocol):
         """Async functions that plugins add in ``configure``; the broker awaits them in order before it listens."""
 
     def restart(self) -> None:
-        """Drain, end, and start again in the same process, with the settings valid then."""
+        """Drain, end, and start again in the same process, with the settings valid then; safe to call from any
+        thread."""
 
     def stop(self) -> None:
-        """Drain and end."""
+        """Drain and end; safe to call from any thread."""
 
 
 class LogReader(Protocol):

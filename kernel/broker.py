@@ -6,7 +6,9 @@ tasks; then the broker writes the plugins' tables and closes the store.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +108,8 @@ class Broker:
         """Called when a task has failed or :meth:`run` is cancelled, before the other tasks have ended."""
         self._takes_messages = False
         self._stop = trio.Event()
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._thread = 0
         self._drained = trio.Event()
         self._tasks_ended = trio.Event()
         self._draining = False
@@ -232,11 +236,16 @@ class Broker:
         return Pace(self.env.monotonic, self.config.limits.turn_budget / SLICES, self.sweep.give_way)
 
     def stop(self) -> None:
-        """Request that the broker drains and ends."""
-        self._stop.set()
+        """Request that the broker drains and ends; safe to call from any thread."""
+        if self._token is None or self._thread == threading.get_ident():
+            self._stop.set()
+        else:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._stop.set)
 
     def restart(self) -> None:
-        """Request that the broker drains and ends, and that the caller of :meth:`run` starts it again."""
+        """Request that the broker drains and ends, and that the caller of :meth:`run` starts it again; safe to call
+        from any thread."""
         self.restarting = True
         self.stop()
 
@@ -248,6 +257,7 @@ class Broker:
         Raises :class:`StartError` if the user can correct the cause, ``LogPoisoned`` if the disk failed.
         """
         recovered = False
+        self._token, self._thread = trio.lowlevel.current_trio_token(), threading.get_ident()
         try:
             self._bind()
             self.store = Store(self.env, self.root, self._store_config())

@@ -23,6 +23,7 @@ import pytest
 
 if TYPE_CHECKING:
     from gantrymq.sync import Client
+    from gantrymq.testing.harness import ClusterInThread
     from gantrymq.testing.plugin_broker import PluginBroker
 
 QUEUES: Final = 4
@@ -33,10 +34,35 @@ _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_-]+")
 
 @attrs.frozen
 class GantryBroker:
-    """The addresses for clients of any language: ``host:port`` of the nameserver and of the broker."""
+    """The addresses for clients of any language: ``host:port`` of the nameserver and of the broker.
+
+    :meth:`stopped` and :meth:`restart` keep both addresses. They block: with asyncio, call them with
+    ``asyncio.to_thread``. With ``--gantry-nameserver`` they skip the test.
+    """
 
     nameserver: str
     address: str
+    _cluster: ClusterInThread | None = attrs.field(default=None, eq=False, repr=False)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop the broker for the block; it starts again, on the same store, at the end of the block."""
+        cluster = self._own_cluster()
+        cluster.stop_broker()
+        try:
+            yield
+        finally:
+            cluster.start_broker()
+
+    def restart(self, *, killed: bool = False) -> None:
+        """Stop the broker and start it again on the same store; returns when clients find it. ``killed``: as after
+        ``kill -9``, clients get no response to what the store lacks."""
+        self._own_cluster().restart_broker(killed=killed)
+
+    def _own_cluster(self) -> ClusterInThread:
+        if self._cluster is None:
+            pytest.skip("a test cannot stop a broker of --gantry-nameserver")
+        return self._cluster
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,7 +96,7 @@ def gantry_broker(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPath
         with _configuration_errors():
             running = cluster_in_thread(tmp_path_factory.mktemp("gantrymq"), settings=settings, enable=enable)
             cluster = stack.enter_context(running)
-        yield GantryBroker(cluster.nameserver, cluster.address)
+        yield GantryBroker(cluster.nameserver, cluster.address, cluster)
 
 
 @pytest.fixture

@@ -6,9 +6,12 @@ without it: the servers then run in a separate thread, with real sockets.
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from os import PathLike, fspath
 from typing import Any
 
@@ -18,7 +21,7 @@ import trio
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.config.sections import build_config
 from gantrymq.kernel.config.sources import OVERRIDES_PATH, read_settings
-from gantrymq.kernel.env import Env
+from gantrymq.kernel.env import Env, Listener
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.loading import load_plugins
@@ -36,14 +39,77 @@ _SMALL_INDEX = {"plugin.index.slots": "10000", "plugin.index.entries": "40000"}
 """Files of less than a megabyte: the usual ones of 420 MB are sparse, and a copy of a store would fill them."""
 
 
-@attrs.define
+@attrs.frozen(eq=False)
 class Cluster:
-    """Addresses (``host:port``) of the nameserver and the broker, and the broker itself: a new one after each restart
-    that it requests."""
+    """A nameserver and a broker that is registered there."""
 
-    nameserver: str
-    address: str
-    broker: Broker
+    _brokers: _Brokers
+
+    @property
+    def nameserver(self) -> str:
+        """``host:port`` of the nameserver."""
+        return self._brokers.nameserver
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the broker."""
+        return self._brokers.registered.address
+
+    @property
+    def broker(self) -> Broker:
+        """The broker itself: a new one after each restart."""
+        return self._brokers.registered
+
+
+@attrs.frozen(eq=False)
+class ClusterInThread(Cluster):
+    """A :class:`Cluster` in a separate thread, whose broker a test can stop and start.
+
+    The methods block the calling thread; with asyncio, call them with ``asyncio.to_thread``. They raise the error that
+    ended the cluster, if one did.
+    """
+
+    _call: Callable[..., None]
+
+    def stop_broker(self) -> None:
+        """Stop the broker cleanly. The nameserver runs on, and connections to the broker's address are refused.
+
+        ``RuntimeError`` with the names of the plugins' tasks that still run if the broker does not end.
+        """
+        self._call(self._brokers.stop)
+
+    def start_broker(self, *, settings: Mapping[str, str] | None = None, enable: Sequence[Any] | None = None) -> None:
+        """Start the stopped broker at the same address and on the same store; returns when clients find it.
+
+        ``settings`` are added to those of the last start, ``enable`` replaces its plugins. ``StartError`` if the broker
+        refuses to start; it can be started again with other settings.
+        """
+        with single_start_error():
+            self._call(self._brokers.start, settings, enable)
+
+    def restart_broker(
+        self,
+        *,
+        killed: bool = False,
+        settings: Mapping[str, str] | None = None,
+        enable: Sequence[Any] | None = None,
+    ) -> None:
+        """:meth:`stop_broker` and :meth:`start_broker`. ``killed``: the new broker gets the files as they were before
+        the old one stopped, and clients get no response to what these files lack, as after ``kill -9``."""
+        with single_start_error():
+            self._call(self._brokers.restart, killed, settings, enable)
+
+
+@contextmanager
+def single_start_error() -> Iterator[None]:
+    """Raise the first ``StartError`` of an exception group in place of the group."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        reasons = [leaf for leaf in leaves(group) if isinstance(leaf, StartError)]
+        if not reasons:
+            raise
+        raise reasons[0] from None
 
 
 def make_broker(
@@ -116,24 +182,140 @@ async def run_cluster(
 ) -> AsyncIterator[Cluster]:
     """A nameserver and a broker that is registered there. A group with a ``StartError`` if the broker refuses to start
     or is not registered, such as a broker that uses TLS for the nameserver."""
+    async with _running(data, settings, enable, disable) as brokers:
+        yield Cluster(brokers)
+
+
+@asynccontextmanager
+async def _running(
+    data: str | PathLike[str], settings: Mapping[str, str] | None, enable: Sequence[Any], disable: Sequence[str]
+) -> AsyncIterator[_Brokers]:
     with servers_to_logging():
         async with trio.open_nursery() as nursery:
             nameserver = NameServer(NameServerConfig(port=0))
             await nursery.start(nameserver.serve)
-
-            def make(before: Broker | None) -> Broker:
-                given = dict(settings or {})
-                if before is not None:
-                    given["broker.listen"] = before.listening
-                    replication = before.registry.find(Replication)
-                    if replication is not None:
-                        wanted = given.get("plugin.ha.listen", "")
-                        given["plugin.ha.listen"] = _with_port_of(replication, wanted, before.listening)
-                return make_broker(data, [nameserver.address], settings=given, enable=enable, disable=disable)
-
-            async with _run_with_restarts(nameserver.address, make) as cluster:
-                yield cluster
+            async with trio.open_nursery() as running:
+                brokers = _Brokers(running, nameserver.address, fspath(data), dict(settings or {}), enable, disable)
+                await brokers.start()
+                try:
+                    yield brokers
+                finally:
+                    brokers.end()
             nursery.cancel_scope.cancel()
+
+
+class _Brokers:
+    """Runs one broker after another at the same address and on the same store: a new one whenever a broker requests a
+    restart, or a test starts it again."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        nameserver: str,
+        data: str,
+        settings: dict[str, str],
+        enable: Sequence[Any],
+        disable: Sequence[str],
+    ) -> None:
+        self.nameserver = nameserver
+        self.registered: Broker
+        self._nursery = nursery
+        self._data = data
+        self._settings = settings
+        self._enable = enable
+        self._disable = disable
+        self._newest: Broker | None = None
+        self._is_over = True
+        self._ended = trio.Event()
+        self._ended.set()
+        self._reserved: Listener | None = None
+
+    async def start(self, settings: Mapping[str, str] | None = None, enable: Sequence[Any] | None = None) -> None:
+        if not self._ended.is_set():
+            raise RuntimeError("the broker runs already")
+        before = self._settings, self._enable, self._newest
+        self._settings = {**self._settings, **(settings or {})}
+        if enable is not None:
+            self._enable = enable
+        self._is_over, self._ended = False, trio.Event()
+        try:
+            await self._nursery.start(self._run)
+        except BaseException:
+            self._settings, self._enable, self._newest = before
+            self._ended.set()
+            raise
+        self._release_address()
+
+    async def stop(self) -> None:
+        self.end()
+        with trio.move_on_after(_END_S):
+            await self._ended.wait()  # for ever if it fails: then the whole cluster ends
+        if not self._ended.is_set():
+            raise RuntimeError(_late(self.registered))
+        if self._reserved is None:
+            with suppress(OSError):  # another program was faster, and the next start says so
+                self._reserved = SystemEnv().bind(*parse_address(self.registered.listening))
+
+    async def restart(
+        self, killed: bool, settings: Mapping[str, str] | None = None, enable: Sequence[Any] | None = None
+    ) -> None:
+        copy = f"{self._data}.killed"
+        if killed:
+            sweep = self.registered.sweep  # no other task runs from here on until all connections are closed
+            sweep.stop_listening()
+            shutil.copytree(self._data, copy, copy_function=_copy_if_there)
+            for connection in sweep.connections:
+                sweep.drop(connection, "killed")
+        await self.stop()
+        if killed:
+            shutil.rmtree(self._data)
+            os.rename(copy, self._data)
+        await self.start(settings, enable)
+
+    def end(self) -> None:
+        """Request the end of the running broker."""
+        self._is_over = True
+        if self._newest is not None:
+            self._newest.stop()
+        self._release_address()
+
+    def _release_address(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+            self._reserved = None
+
+    async def _run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        started = False
+
+        def registered() -> None:
+            nonlocal started
+            self.registered = broker
+            if not started:
+                started = True
+                task_status.started()
+
+        while True:
+            self._newest = broker = self._make()
+            await _run_registered(broker, self.nameserver, registered)
+            if self._is_over or not broker.restarting:
+                break
+        self._ended.set()
+
+    def _make(self) -> Broker:
+        settings, before = dict(self._settings), self._newest
+        if before is not None:
+            settings["broker.listen"] = before.listening
+            replication = before.registry.find(Replication)
+            if replication is not None and "ha" in self._enable:
+                wanted = settings.get("plugin.ha.listen", "")
+                settings["plugin.ha.listen"] = _with_port_of(replication, wanted, before.listening)
+        return make_broker(self._data, [self.nameserver], settings=settings, enable=self._enable, disable=self._disable)
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    """Copy a file of a running store. One that is gone by now was temporary: a table's own name is always there."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 def _with_port_of(replication: Replication, wanted: str, listening: str) -> str:
@@ -144,38 +326,6 @@ def _with_port_of(replication: Replication, wanted: str, listening: str) -> str:
         return wanted
     address = replication.ha_address
     return format_address(host, parse_address(address)[1] if address else 0)
-
-
-@asynccontextmanager
-async def _run_with_restarts(nameserver: str, make: Callable[[Broker | None], Broker]) -> AsyncIterator[Cluster]:
-    """Run a broker during the block, and a new one at the same addresses when it requests a restart. ``make`` gets the
-    one before, if there is one."""
-    newest, is_over = make(None), False
-
-    async def run(*, task_status: trio.TaskStatus[Cluster]) -> None:
-        nonlocal newest
-        cluster: Cluster | None = None
-
-        def registered() -> None:
-            nonlocal cluster
-            if cluster is None:
-                cluster = Cluster(nameserver, newest.address, newest)
-                task_status.started(cluster)
-            cluster.broker = newest
-
-        while True:
-            await _run_registered(newest, nameserver, registered)
-            if is_over or not newest.restarting:
-                return
-            newest = make(newest)
-
-    async with trio.open_nursery() as nursery:
-        cluster = await nursery.start(run)
-        try:
-            yield cluster
-        finally:
-            is_over = True
-            newest.stop()
 
 
 async def _run_registered(broker: Broker, nameserver: str, registered: Callable[[], None]) -> None:
@@ -203,22 +353,29 @@ def cluster_in_thread(
     settings: Mapping[str, str] | None = None,
     enable: Sequence[Any] = (),
     disable: Sequence[str] = (),
-) -> Iterator[Cluster]:
+) -> Iterator[ClusterInThread]:
     """:func:`run_cluster` in a separate thread, for tests with asyncio and for blocking ones.
 
     Raises the error that ended the broker, if one did; if the block raises, that error gets a note about it.
     ``RuntimeError`` with the names of the plugins' tasks that still run if the broker does not end.
     """
     ready = threading.Event()
-    found: list[tuple[Cluster, trio.lowlevel.TrioToken, trio.Event]] = []
+    found: list[tuple[ClusterInThread, trio.lowlevel.TrioToken, trio.Event]] = []
     failed: list[BaseException] = []
 
     async def main() -> None:
-        async with run_cluster(data, settings=settings, enable=enable, disable=disable) as cluster:
-            stop = trio.Event()
-            found.append((cluster, trio.lowlevel.current_trio_token(), stop))
+        async with _running(data, settings, enable, disable) as brokers:
+            token, stop = trio.lowlevel.current_trio_token(), trio.Event()
+            found.append((ClusterInThread(brokers, partial(call, token)), token, stop))
             ready.set()
             await stop.wait()
+
+    def call(token: trio.lowlevel.TrioToken, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        try:
+            trio.from_thread.run(function, *arguments, trio_token=token)
+        except (trio.RunFinishedError, trio.Cancelled):
+            thread.join(_END_S)
+            raise failed[0] if failed else RuntimeError("the cluster has ended") from None
 
     def body() -> None:
         try:
@@ -247,8 +404,9 @@ def cluster_in_thread(
     except BaseException as error:
         end()
         for reason in failed:  # mostly the cause, such as of a client's error
-            causes = (f"{type(leaf).__name__}: {leaf}" for leaf in leaves(reason))
-            error.add_note(f"the cluster ended with {'; '.join(causes)}")
+            if reason is not error:
+                causes = (f"{type(leaf).__name__}: {leaf}" for leaf in leaves(reason))
+                error.add_note(f"the cluster ended with {'; '.join(causes)}")
         raise
     end()
     if failed:

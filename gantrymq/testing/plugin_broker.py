@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from gantrymq.kernel.errors import StartError
-from gantrymq.remoting.errors import leaves
 from gantrymq.sync import Client, connect
-from gantrymq.testing.harness import Cluster, cluster_in_thread
+from gantrymq.testing.harness import ClusterInThread, cluster_in_thread, single_start_error
 
 
 class PluginBroker:
@@ -30,34 +27,17 @@ class PluginBroker:
         settings: Mapping[str, str] | None = None,
         disable: Sequence[str] = (),
     ) -> None:
-        self._folder = folder
         self._plugins = plugins
-        self._settings = dict(settings or {})
-        self._disable = disable
-        self._running = ExitStack()
-        self._lives = 0
-        self._start()
-
-    def _start(self) -> None:
-        self._lives += 1
-        with ExitStack() as stack:
-            try:
-                cluster: Cluster = stack.enter_context(
-                    cluster_in_thread(
-                        self._store(), settings=self._settings, enable=self._plugins, disable=self._disable
-                    )
-                )
-            except BaseExceptionGroup as group:
-                reasons = [leaf for leaf in leaves(group) if isinstance(leaf, StartError)]
-                if not reasons:
-                    raise
-                raise reasons[0] from None
-            self.cluster = cluster
-            self.client: Client = stack.enter_context(connect(cluster.nameserver))
+        self._connected = ExitStack()
+        with single_start_error(), ExitStack() as stack:
+            store = folder / "store"
+            running = cluster_in_thread(store, settings=settings, enable=plugins, disable=disable)
+            self.cluster: ClusterInThread = stack.enter_context(running)
+            self._connect()
             self._running = stack.pop_all()
 
-    def _store(self) -> Path:
-        return self._folder / f"store-{self._lives}"
+    def _connect(self) -> None:
+        self.client: Client = self._connected.enter_context(connect(self.cluster.nameserver))
 
     @property
     def plugin(self) -> Any:
@@ -86,30 +66,23 @@ class PluginBroker:
         settings: Mapping[str, str] | None = None,
         plugins: Sequence[Any] | None = None,
     ) -> None:
-        """Stop the broker and start it again on the same store, with a new client; ``settings`` are added.
+        """Stop the broker and start it again at the same address and on the same store, with a new client; ``settings``
+        are added.
 
         ``plugins`` replace those of the last start; an empty sequence starts the broker without a plugin under test.
 
-        ``killed``: the new broker gets the files as they were before the old one stopped, as after ``kill -9``. No
-        client may send meanwhile.
+        ``killed``: the new broker gets the files as they were before the old one stopped, and clients get no response
+        to what these files lack, as after ``kill -9``.
         """
-        old, new = self._store(), self._folder / f"store-{self._lives + 1}"
-        if killed:
-            shutil.copytree(old, new, copy_function=_copy_if_there)
-        self.stop()
         if not killed:
-            old.rename(new)
-        self._settings.update(settings or {})
+            self._connected.close()
+        self.cluster.restart_broker(killed=killed, settings=settings, enable=plugins)
+        self._connected.close()
         if plugins is not None:
             self._plugins = plugins
-        self._start()
+        self._connect()
 
     def stop(self) -> None:
         """Disconnect the client and stop the broker. Raises the error that ended the broker, if one did."""
-        self._running.close()
-
-
-def _copy_if_there(source: str, target: str) -> None:
-    """Copy a file of a running store. One that is gone by now was temporary: a table's own name is always there."""
-    with suppress(FileNotFoundError):
-        shutil.copy2(source, target)
+        with self._running:
+            self._connected.close()

@@ -41,6 +41,22 @@ def test_address(gantry_broker):
     print("at", gantry_broker.address)
 """
 
+RESTARTS = """
+import pytest
+import gantrymq
+
+def test_restarts(gantry_broker, gantry_client, gantry_topic, gantry_group):
+    with gantry_client.producer(timeout=0.5) as producer:
+        producer.send(gantry_topic, b"1")
+        with pytest.raises(gantrymq.GantryError), gantry_broker.stopped():
+            producer.send(gantry_topic, b"2")
+        gantry_broker.restart()
+        gantry_broker.restart(killed=True)
+        producer.send(gantry_topic, b"3")
+    with gantry_client.consumer(gantry_topic, gantry_group, start="first") as consumer:
+        assert sorted(next(consumer).body for _ in range(2)) == [b"1", b"3"]
+"""
+
 RETRIES = """
 import time
 
@@ -126,6 +142,17 @@ def test_the_same_suite_runs_on_an_existing_cluster(tmp_path: Path) -> None:
         topics = ask(cluster.address, Command(RequestCode.GET_ALL_TOPIC_CONFIG)).body
     assert topics is not None
     assert topics.count(b'"test_round_trip-') >= 2
+
+
+@pytest.mark.slow
+def test_a_suite_restarts_its_own_broker_only(tmp_path: Path) -> None:
+    done = run(tmp_path, RESTARTS, "-W", "error")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    with cluster_in_thread(tmp_path / "data") as cluster:
+        done = run(tmp_path, RESTARTS, "-rs", "--gantry-nameserver", cluster.nameserver)
+    assert "1 skipped" in done.stdout
+    assert "a test cannot stop a broker of --gantry-nameserver" in done.stdout
 
 
 @pytest.mark.slow

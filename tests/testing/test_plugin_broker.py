@@ -265,6 +265,109 @@ async def test_a_master_that_requests_a_restart_keeps_its_address_for_slaves(
         assert cluster.broker.registry.get(Replication).ha_address == address
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_client_continues_after_a_restart_of_the_broker(tmp_path: Path, killed: bool) -> None:
+    with cluster_in_thread(tmp_path / "store") as cluster, connect(cluster.nameserver) as client:
+        client.admin.create_topic("orders", queues=1)
+        addresses = cluster.nameserver, cluster.address
+        with client.producer() as producer, client.consumer("orders", "readers", start="first") as consumer:
+            for number in range(3):
+                assert producer.send("orders", b"%d" % number).queue_offset == number
+                message = next(consumer)
+                message.ack()
+                assert message.body == b"%d" % number
+                first = cluster.broker
+                cluster.restart_broker(killed=killed)
+                assert cluster.broker is not first
+        assert (cluster.nameserver, cluster.address) == addresses
+
+
+def test_a_client_sends_again_when_the_stopped_broker_is_started(tmp_path: Path) -> None:
+    with cluster_in_thread(tmp_path) as cluster, connect(cluster.nameserver) as client:
+        with client.producer(timeout=0.5) as producer:
+            producer.send("orders", b"1")
+            cluster.stop_broker()
+            host, port = parse_address(cluster.address)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((host, port))
+            with pytest.raises(GantryError):
+                producer.send("orders", b"2")
+            cluster.start_broker()
+            producer.send("orders", b"3")
+            with pytest.raises(RuntimeError, match="runs already"):
+                cluster.start_broker()
+
+
+def test_a_client_keeps_each_acknowledged_message_while_the_broker_is_killed(tmp_path: Path) -> None:
+    with cluster_in_thread(tmp_path / "store") as cluster, connect(cluster.nameserver) as client:
+        client.admin.create_topic("orders", queues=1)
+        acknowledged, over = list[bytes](), threading.Event()
+
+        def send() -> None:
+            with client.producer() as producer:
+                while not over.is_set():
+                    body = b"%d" % len(acknowledged)
+                    with suppress(GantryError):
+                        producer.send("orders", body)
+                        acknowledged.append(body)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        try:
+            for _ in range(3):
+                count, end = len(acknowledged), time.monotonic() + 60
+                while len(acknowledged) < count + 20 and time.monotonic() < end:
+                    time.sleep(0.001)
+                cluster.restart_broker(killed=True)
+        finally:
+            over.set()
+            sending.join()
+        wanted, bodies = set(acknowledged), set[bytes]()
+        with client.consumer("orders", "readers", start="first") as consumer:
+            while wanted - bodies:
+                batch = consumer.next_batch(timeout=20)
+                assert batch, f"lost: {sorted(wanted - bodies)}"
+                bodies.update(message.body for message in batch)
+
+
+def test_a_stopped_broker_that_refuses_to_start_can_be_started_with_other_settings(tmp_path: Path) -> None:
+    with cluster_in_thread(tmp_path) as cluster:
+        cluster.stop_broker()
+        with pytest.raises(StartError, match=r"^not today: try tomorrow$"):
+            cluster.start_broker(enable=[Picky])
+        with pytest.raises(ConfigError, match=r"plugin\.counter\.topic"):
+            cluster.start_broker(enable=[Counter], settings={"plugin.counter.topic": "orders"})
+        cluster.start_broker(enable=[])
+        cluster.restart_broker()
+
+
+def test_a_broker_that_any_thread_restarts_or_stops_does_so(plugin_broker: StartPluginBroker) -> None:
+    running = plugin_broker(Counter)
+    first = running.cluster.broker
+    first.restart()
+    end = time.monotonic() + 60
+    while running.cluster.broker is first and time.monotonic() < end:
+        time.sleep(0.01)
+    assert running.cluster.broker is not first
+    running.cluster.broker.stop()
+    running.cluster.restart_broker()
+    send(running, "orders", 1)
+
+
+def test_methods_of_a_cluster_raise_the_error_that_ended_it(plugin_broker: StartPluginBroker) -> None:
+    running = plugin_broker(Broken)
+    with suppress(GantryError), running.client.producer(timeout=0.5) as producer:
+        producer.send("orders", b"x")
+    for _ in range(2):
+        with pytest.raises(BaseExceptionGroup) as failed:
+            running.cluster.stop_broker()
+        assert failed.group_contains(PluginError, match="plugin 'broken': before_append failed")
+    with pytest.raises(BaseExceptionGroup):
+        running.stop()
+    with pytest.raises(BaseExceptionGroup):
+        running.restart()
+
+
 def test_a_refused_start_is_one_error_with_its_text(plugin_broker: StartPluginBroker) -> None:
     with pytest.raises(StartError) as refused:
         plugin_broker(Picky)
