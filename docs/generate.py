@@ -133,10 +133,10 @@ TESTING = """\
 # Test library
 
 `gantrymq.testing` is for tests of programs that use GantryMQ and for tests of plugins. It is installed with the
-package; only the fixtures need `pytest`. [Test your code](../howto/test-your-code.md) introduces the fixtures,
-[simulate a cluster](../howto/simulate-a-cluster.md) the simulated machines and networks; [write a
-plugin](../tutorial/write-a-plugin.md) runs the conformance rules of a slot. Names that are not on this page, and names
-with a leading underscore, may change without notice.
+package; only the fixtures need `pytest`, and what runs a broker needs Linux. [Test your
+code](../howto/test-your-code.md) introduces the fixtures, [simulate a cluster](../howto/simulate-a-cluster.md) the
+simulated machines and networks; [write a plugin](../tutorial/write-a-plugin.md) runs the conformance rules of a slot.
+Names that are not on this page, and names with a leading underscore, may change without notice.
 """
 TESTING_MODULES = (
     "fixtures", "plugin_broker", "harness", "requests", "memory_env", "fault_env", "flushkit", "gatekit", "filterkit",

@@ -12,6 +12,7 @@ pytest loads this module in each run if GantryMQ is installed, so it imports lit
 from __future__ import annotations
 
 import re
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -88,6 +89,7 @@ def gantry_broker(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPath
     if given is not None:
         yield GantryBroker(given, _first_master(given))
         return
+    _check_platform("run a broker in a container and pass --gantry-nameserver HOST:PORT")
     from gantrymq.testing.harness import cluster_in_thread
 
     settings = dict(_setting(line) for line in pytestconfig.getini("gantry_settings"))
@@ -157,8 +159,14 @@ class StartPluginBroker:
 @pytest.fixture
 def plugin_broker(tmp_path: Path) -> Iterator[StartPluginBroker]:
     """``plugin_broker(MyPlugin, settings={...})`` starts a broker with the plugin and connects a client."""
+    _check_platform("run these tests in a container")
     with ExitStack() as running:
         yield StartPluginBroker(tmp_path, running)
+
+
+def _check_platform(advice: str) -> None:
+    if sys.platform != "linux":
+        pytest.fail(f"the broker needs Linux: {advice}", pytrace=False)
 
 
 def _new_name(request: pytest.FixtureRequest) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -17,6 +18,9 @@ from typing import Any
 
 import attrs
 import trio
+
+if sys.platform != "linux":
+    raise ImportError("gantrymq.testing.harness runs a broker, which needs Linux: run the tests in a container")
 
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.config.sections import build_config

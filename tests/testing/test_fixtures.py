@@ -57,6 +57,19 @@ def test_restarts(gantry_broker, gantry_client, gantry_topic, gantry_group):
         assert sorted(next(consumer).body for _ in range(2)) == [b"1", b"3"]
 """
 
+OTHER_SYSTEM = """
+from types import SimpleNamespace
+from gantrymq.testing import fixtures
+
+fixtures.sys = SimpleNamespace(platform="darwin")
+
+def test_client(gantry_client):
+    pass
+
+def test_plugin(plugin_broker):
+    pass
+"""
+
 RETRIES = """
 import time
 
@@ -153,6 +166,25 @@ def test_a_suite_restarts_its_own_broker_only(tmp_path: Path) -> None:
         done = run(tmp_path, RESTARTS, "-rs", "--gantry-nameserver", cluster.nameserver)
     assert "1 skipped" in done.stdout
     assert "a test cannot stop a broker of --gantry-nameserver" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_fixtures_name_the_system_that_they_need(tmp_path: Path) -> None:
+    done = run(tmp_path, OTHER_SYSTEM)
+    assert "2 errors" in done.stdout
+    advice = "run a broker in a container and pass --gantry-nameserver HOST:PORT"
+    assert f"the broker needs Linux: {advice}" in done.stdout
+    assert "the broker needs Linux: run these tests in a container" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    with cluster_in_thread(tmp_path / "data") as cluster:
+        done = run(tmp_path, OTHER_SYSTEM, "-k", "client", "--gantry-nameserver", cluster.nameserver)
+    assert "1 passed" in done.stdout
+
+
+def test_the_harness_names_the_system_that_it_needs() -> None:
+    program = "import sys, attrs, trio; sys.platform = 'darwin'; import gantrymq.testing.harness"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: gantrymq.testing.harness runs a broker, which needs")
 
 
 @pytest.mark.slow
