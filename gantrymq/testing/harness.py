@@ -39,6 +39,8 @@ from gantrymq.remoting.logs import servers_to_logging
 
 _START_S = 10.0
 _END_S = 30.0
+_WITH_PORTS = ("metrics", "dashboard")
+"""Optional plugins with a port of their own, which another worker's broker or a running server may have."""
 _SMALL_INDEX = {"plugin.index.slots": "10000", "plugin.index.entries": "40000"}
 """Files of less than a megabyte: the usual ones of 420 MB are sparse, and a copy of a store would fill them."""
 
@@ -126,7 +128,7 @@ def make_broker(
     env: Env | None = None,
     file: bytes = b"",
 ) -> Broker:
-    """Create a broker without running it, with any free port, the default plugins, small files, and ``settings`` as
+    """Create a broker without running it, with any free ports, the default plugins, small files, and ``settings`` as
     ``section.key: value``. Like ``gantrymq serve`` it reads the settings that were changed at run time from the store.
 
     ``enable``: further plugins, as names for ``--enable``, classes or objects. ``file``: the content of the
@@ -139,6 +141,7 @@ def make_broker(
         "store.commit_log_file_bytes": "8 MiB",
         **({} if "http" in disable else {"plugin.http.listen": ""}),
         **({} if "index" in disable else _SMALL_INDEX),
+        **{f"plugin.{name}.listen": "127.0.0.1:0" for name in _WITH_PORTS if name in enable and name not in disable},
         **(settings or {}),
     }
     without = [*disable, *([] if nameservers else ["register"])]

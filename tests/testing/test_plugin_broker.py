@@ -198,8 +198,8 @@ def test_a_kill_while_the_broker_replaces_a_table_keeps_the_store(
 
 def test_two_brokers_run_a_plugin_given_as_object_or_by_name(plugin_broker: StartPluginBroker) -> None:
     counter = Counter()
-    running = plugin_broker(counter, "metrics", settings={**SETTINGS, "plugin.metrics.listen": "127.0.0.1:0"})
-    other = plugin_broker("metrics", settings={"plugin.metrics.listen": "127.0.0.1:0"}, disable=["filter"])
+    running = plugin_broker(counter, "metrics", settings=SETTINGS)
+    other = plugin_broker("metrics", disable=["filter"])
     send(running, "orders", 2)
     send(other, "orders", 1)
     assert running.plugin is counter
@@ -208,6 +208,12 @@ def test_two_brokers_run_a_plugin_given_as_object_or_by_name(plugin_broker: Star
     loaded = [info.name for info in other.cluster.broker.manager.plugins]
     assert (loaded[-1], "filter" in loaded) == ("metrics", False)
     assert other.plugin.name == "metrics"
+
+
+@pytest.mark.parametrize("name", ["metrics", "dashboard"])
+def test_brokers_at_the_same_time_have_ports_of_their_own(plugin_broker: StartPluginBroker, name: str) -> None:
+    pages = {plugin_broker(name).plugin.address for _ in range(2)}
+    assert len(pages) == 2
 
 
 def change_limit(running: PluginBroker, limit: int) -> None:
