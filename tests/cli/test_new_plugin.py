@@ -26,6 +26,19 @@ def run(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedPr
     )
 
 
+LOGGED = """
+from types import SimpleNamespace
+
+from gantrymq_order_audit import OrderAuditPlugin
+
+
+def test_logged(plugin_broker, caplog):
+    plugin_broker(OrderAuditPlugin)
+    OrderAuditPlugin().load_state(SimpleNamespace(missing=(0, 8), data=None))
+    assert [line.name for line in caplog.records if "messages_not_counted" in line.message] == ["gantrymq.order_audit"]
+"""
+
+
 @pytest.mark.once
 @pytest.mark.slow
 def test_the_tests_of_a_new_package_pass_in_a_fresh_folder(cli: Cli, tmp_path: Path) -> None:
@@ -36,6 +49,9 @@ def test_the_tests_of_a_new_package_pass_in_a_fresh_folder(cli: Cli, tmp_path: P
     done = run(folder, "pytest", "-q", "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 passed" in done.stdout
+    (folder / "tests" / "test_logged.py").write_text(LOGGED)
+    done = run(folder, "pytest", "-q", "-p", "no:cacheprovider", "-k", "logged")
+    assert "1 passed" in done.stdout, "the lines of the plugin are not in the captured log\n" + done.stdout
 
 
 @pytest.mark.once
