@@ -18,6 +18,7 @@ import msgspec
 
 from gantrymq.client.checks import BODY_MAX_BYTES
 from gantrymq.client.errors import BrokerError, ClientClosed, ConnectError, GantryError, NoRoute, SendTimeout
+from gantrymq.client.loop_guard import LoopGuard
 from gantrymq.client.outgoing import Stored, from_rows, row_ends
 from gantrymq.client.sender import Sender
 from gantrymq.client.window import Window
@@ -78,12 +79,14 @@ class Batch:
     """Messages of one topic that travel together, and what became of them."""
 
     __slots__ = (
-        "_changed", "_ends", "_outcomes", "_watchers", "created", "finished", "free", "keys", "rows", "sealed", "topic",
+        "_changed", "_ends", "_loop", "_outcomes", "_watchers", "created", "finished", "free", "keys", "rows", "sealed",
+        "topic",
     )  # fmt: skip
 
-    def __init__(self, topic: str, created: float) -> None:
+    def __init__(self, topic: str, created: float, loop: LoopGuard) -> None:
         self.topic: str = topic
         self.created: float = created
+        self._loop = loop
         self.rows: bytearray | bytes = bytearray()
         self.keys: list[str] = []
         self.free: bool = True
@@ -141,7 +144,8 @@ class Batch:
         self._watchers.append(call)
 
     async def wait(self) -> None:
-        """Return when it is finished."""
+        """Return when it is finished. :class:`ClientClosed` in another event loop, which would not hear of that."""
+        self._loop.ensure()
         while not self.finished:
             await self._wait_change()
 
@@ -197,7 +201,7 @@ class Lane:
 class Accumulator:
     """The buffer of one producer. ``linger`` (seconds): how long a batch waits for more messages."""
 
-    def __init__(self, sender: Sender, linger: float, batch_bytes: int, buffer_bytes: int) -> None:
+    def __init__(self, sender: Sender, loop: LoopGuard, linger: float, batch_bytes: int, buffer_bytes: int) -> None:
         if not linger >= 0:
             raise ValueError(f"linger is a number of seconds, not {linger!r}")
         if not 1 <= batch_bytes <= BODY_MAX_BYTES:
@@ -205,6 +209,7 @@ class Accumulator:
         if not buffer_bytes >= 1:
             raise ValueError(f"buffer_bytes is a number of bytes, 1 or more, not {buffer_bytes!r}")
         self._sender = sender
+        self._loop = loop
         self._linger = linger
         self._batch_bytes = batch_bytes
         self._window = Window(None, buffer_bytes)
@@ -270,7 +275,7 @@ class Accumulator:
             else:
                 batch = None
         if batch is None:
-            batch = Batch(topic, anyio.current_time())
+            batch = Batch(topic, anyio.current_time(), self._loop)
             self._append(lane, batch)
         pending = batch.add(row, key, free=queue is None)
         if alone or len(batch.rows) >= self._batch_bytes:
@@ -291,7 +296,7 @@ class Accumulator:
         lane = self._lane(queue) if queue is not None else self._next_lane(topic, queues)
         if (before := lane.open_batch()) is not None:
             before.seal()
-        batch = Batch(topic, anyio.current_time())
+        batch = Batch(topic, anyio.current_time(), self._loop)
         batch.rows, batch.keys, batch.free, batch.sealed = rows, keys, queue is None, True
         self._append(lane, batch)
         return batch

@@ -120,7 +120,7 @@ class Client(Lifetime):
         The beginning of the block raises :class:`InvalidName` for the group.
         """
         sender = Sender(self._cluster, self._real_group(group), timeout, retries, retry_when_not_stored)
-        accumulator = Accumulator(sender, linger, batch_bytes, buffer_bytes)
+        accumulator = Accumulator(sender, self._cluster.connections.loop, linger, batch_bytes, buffer_bytes)
         outbound = self._outbound(sender.group, serializer)
         if outbound is None:
             return Producer(self._cluster, sender, accumulator).ends_with(self._ends_first)

@@ -104,6 +104,7 @@ class Producer(Lifetime):
             check_body(body)
             key = self._cluster.unique_keys.next()
             if queue is None and len(body) < COMPRESS_FROM_BYTES and not self._sender.window.empty:
+                self._cluster.connections.loop.ensure()
                 return await self._gathering.send(message, encode_plain_row(body, key), key, timeout)
             outgoing = prepare_plain(message, body, key)
             if len(body) >= COMPRESS_FROM_BYTES:
@@ -114,6 +115,7 @@ class Producer(Lifetime):
             queue = choose_queue(queue, given.order_key)
             if queue is None and can_be_gathered(given, outgoing) and not self._sender.window.empty:
                 row = encode_row(outgoing.body, outgoing.properties, outgoing.flag)
+                self._cluster.connections.loop.ensure()
                 return await self._gathering.send(outgoing.topic, row, outgoing.keys[0], timeout)
         return (await self._sender.deliver(outgoing, queue, timeout)).result(0)
 
@@ -182,6 +184,7 @@ class Producer(Lifetime):
     async def flush(self) -> None:
         """Return when all messages that were enqueued before are stored or have failed; each result says which."""
         self._ensure_open()
+        self._cluster.connections.loop.ensure()
         await self._accumulator.flush()
 
     async def send_batch(

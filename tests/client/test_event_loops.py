@@ -40,6 +40,10 @@ async def enqueue_and_wait(producer: gantrymq.Producer) -> None:
     await (await producer.enqueue("T", b"y"))
 
 
+async def never(request: object) -> None:
+    await anyio.sleep_forever()
+
+
 USES: dict[str, Callable[[Opened], Awaitable[object]]] = {
     "send": lambda opened: opened.producer.send("T", b"y"),
     "send to a new topic": lambda opened: opened.producer.send("New", b"y"),
@@ -75,6 +79,43 @@ def test_a_client_in_a_second_loop_raises_while_its_own_loop_waits(
     first_loop.run_until_complete(opened.client.close())
     assert fake_in_thread.broker.sent() == [b"x"]
     assert fake_in_thread.broker.offsets["g", "T", 0] == 1
+
+
+@pytest.mark.parametrize("use", ["send", "enqueue", "flush"])
+def test_a_second_loop_adds_nothing_to_what_the_first_one_sends(
+    fake_in_thread: Any, first_loop: asyncio.AbstractEventLoop, use: str
+) -> None:
+    tasks: list[asyncio.Task[object]] = []
+
+    async def begin() -> tuple[gantrymq.Client, gantrymq.Producer]:
+        client = await gantrymq.connect(fake_in_thread.address).start()
+        producer = await client.producer(linger=60).start()
+        await asyncio.gather(*(producer.send("T", b"gathered") for _ in range(40)))  # by tasks that wait for more
+        sent = len(fake_in_thread.broker.seen(310)) + len(fake_in_thread.broker.seen(320))
+        await producer.enqueue("T", b"enqueued")  # its batch is open for a minute
+        fake_in_thread.broker.answers |= {310: never, 320: never}
+        tasks.append(asyncio.create_task(producer.send("T", b"under way", timeout=60)))
+        while len(fake_in_thread.broker.seen(310)) + len(fake_in_thread.broker.seen(320)) == sent:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.01)
+        return client, producer
+
+    client, producer = first_loop.run_until_complete(begin())
+    uses: dict[str, Callable[[], Awaitable[object]]] = {
+        "send": lambda: producer.send("T", b"y"),
+        "enqueue": lambda: enqueue_and_wait(producer),
+        "flush": producer.flush,
+    }
+
+    async def use_it() -> None:
+        with anyio.fail_after(10):
+            await uses[use]()
+
+    with pytest.raises(gantrymq.ClientClosed, match=OTHER_LOOP):
+        asyncio.run(use_it())
+    fake_in_thread.broker.answers.clear()
+    tasks[0].cancel()
+    first_loop.run_until_complete(client.close())
+    assert b"y" not in fake_in_thread.broker.sent() or use == "enqueue", "which may be added to a batch before it waits"
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
