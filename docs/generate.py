@@ -468,8 +468,8 @@ CLIENT_SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "",
         (
             "message.DeliveredRecord", "MessageQueue()", "SendResult", "SendStatus", "TransactionResult", "Outcome",
-            "ConsumerStatistics", "QueueStatistics", "client.groups.GroupLag", "client.groups.QueueLag",
-            "client.groups.OffsetReset", "remoting.bodies.routes.ClusterInfo",
+            "ConsumerStatistics", "QueueStatistics", "GroupLag", "QueueLag",
+            "OffsetReset", "remoting.bodies.routes.ClusterInfo",
             "remoting.bodies.routes.TopicRouteData", "remoting.bodies.routes.BrokerData",
             "remoting.bodies.routes.QueueData",
         ),

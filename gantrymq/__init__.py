@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         TlsFailed,
         UnsupportedByBroker,
     )
+    from gantrymq.client.groups import GroupLag, OffsetReset, QueueLag
     from gantrymq.client.interceptors import (
         ConsumeContext,
         Interceptor,
@@ -69,6 +70,9 @@ _HOMES = {
     "connect": "gantrymq.client.client",
     "Consumer": "gantrymq.client.consumer",
     "ConsumeContext": "gantrymq.client.interceptors",
+    "GroupLag": "gantrymq.client.groups",
+    "OffsetReset": "gantrymq.client.groups",
+    "QueueLag": "gantrymq.client.groups",
     "Interceptor": "gantrymq.client.interceptors",
     "RecallContext": "gantrymq.client.interceptors",
     "SendContext": "gantrymq.client.interceptors",
@@ -131,6 +135,7 @@ __all__ = [
     "ConsumerStatistics",
     "DeadLetter",
     "GantryError",
+    "GroupLag",
     "Interceptor",
     "InvalidMessage",
     "InvalidName",
@@ -139,9 +144,11 @@ __all__ = [
     "MessageQueue",
     "NoRoute",
     "NotANameserver",
+    "OffsetReset",
     "Outcome",
     "PendingSend",
     "Producer",
+    "QueueLag",
     "QueueStatistics",
     "Reader",
     "RecallContext",

@@ -699,7 +699,7 @@ class Admin:
         return self._loop.call(partial(self._inner.lag, times=times), group)
 
     def reset_offsets(
-        self, group: str, to: Start, *, topics: str | Iterable[str] = (), dry_run: bool = False
+        self, group: str, to: Start, *, topics: str | Iterable[str] | None = None, dry_run: bool = False
     ) -> list[OffsetReset]:
         """As :meth:`gantrymq.client.admin.Admin.reset_offsets`."""
         return self._loop.call(partial(self._inner.reset_offsets, topics=topics, dry_run=dry_run), group, to)

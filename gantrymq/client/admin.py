@@ -146,6 +146,7 @@ class Admin:
             )
             await self.request(address, Command(RequestCode.UPDATE_AND_CREATE_TOPIC, header.to_ext()))
         await self._wait_for_route(topic, {(name, queues) for name in masters})
+        self._cluster.routes.forget(plain_topics(self._cluster.namespace, topic))
         return list(found)
 
     async def _masters(self, cluster: str | None, topic: str) -> dict[str, str]:
@@ -203,8 +204,10 @@ class Admin:
         self._cluster.ensure_open()
         check_topic(topic)
         topic = plain_topics(self._cluster.namespace, topic)
-        await delete_topic(self, topic)
-        self._cluster.routes.forget(topic)
+        try:
+            await delete_topic(self, topic)
+        finally:
+            self._cluster.routes.forget(topic)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """Return the offset of the oldest message that ``queue`` still has; 0 for one that never had any."""
@@ -270,10 +273,11 @@ class Admin:
         return await group_names(self, system=system)
 
     async def lag(self, group: str, *, times: bool = False) -> GroupLag:
-        """Return how many messages wait for ``group``, in each queue in which it has a committed offset and in total.
+        """Return how many messages wait for ``group``, in each queue and in total, as the masters know it.
 
         ``times`` also asks how long the next message of each queue has waited. A broker without a master is left out. A
-        group that no broker knows has no queues. :class:`InvalidName` for an invalid ``group``.
+        group that has committed no offset, such as one that never ran, has no queues. :class:`InvalidName` for an
+        invalid ``group``.
         """
         self._cluster.ensure_open()
         check_group(group)
@@ -281,26 +285,31 @@ class Admin:
         return GroupLag([attrs.evolve(lag, queue=self._plain(lag.queue)) for lag in lags])
 
     async def reset_offsets(
-        self, group: str, to: Start, *, topics: str | Iterable[str] = (), dry_run: bool = False
+        self, group: str, to: Start, *, topics: str | Iterable[str] | None = None, dry_run: bool = False
     ) -> list[OffsetReset]:
         """Let ``group`` continue at the first message, at the last (the next one to come), or at the first one stored
         at or after a time (a datetime, or ms since 1970), as ``gantrymq group reset-offsets`` does.
 
-        ``topics``: one topic or several, without it all of which the group has committed offsets. With ``dry_run``
-        nothing changes. Returns the queues whose offsets were set, or would be. Running members continue there at once;
-        their broker computes the offsets itself, and RocketMQ's brokers leave out queues that can only be read. Offsets
-        of a broker without a master that is in another cluster than those with offsets of the group are left out.
+        ``topics``: one topic or several, without it all in which the group has committed offsets; while it has members,
+        those of them that they subscribe to. With ``dry_run`` nothing changes. Returns the queues whose offsets were
+        set, or would be. Running members continue there at once; their broker computes the offsets itself, and
+        RocketMQ's brokers leave out queues that can only be read. Offsets of a broker without a master that is in
+        another cluster than those with offsets of the group are left out.
 
-        Raises :class:`NoRoute` before any change if the group has committed no offsets and ``topics`` is empty, or if a
-        broker has no master; :class:`InvalidName` for an invalid ``group`` or ``to``. :class:`BrokerError` if a broker
-        refuses to notify its members: the topics and brokers before it, in sorted order, are reset then.
+        Raises :class:`NoRoute` before any change if the group has committed no offsets and no ``topics`` are given, or
+        if a broker has no master; :class:`InvalidName` for an invalid ``group`` or ``to``; ValueError for ``topics``
+        without a topic, such as an empty list. :class:`BrokerError` if a broker refuses to notify its members: the
+        topics and brokers before it, in sorted order, are reset then.
         """
         self._cluster.ensure_open()
         check_group(group)
         check_start(to, "to")
         place = to if isinstance(to, str) else max(0, as_timestamp(to))
         real = self._real_group(group)
-        plan = await plan_reset(self, real, [topics] if isinstance(topics, str) else list(topics), place)
+        names = [topics] if isinstance(topics, str) else list(topics or ())
+        if topics is not None and not names:
+            raise ValueError("topics has no topic: name some, or leave it out for all topics of the group")
+        plan = await plan_reset(self, real, names, place)
         done = plan if dry_run else await reset_offsets(self, real, plan, place)
         return [attrs.evolve(each, queue=self._plain(each.queue)) for each in done]
 

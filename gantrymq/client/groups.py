@@ -14,6 +14,7 @@ from gantrymq.client.absence import ask_if_present
 from gantrymq.client.errors import AccessDenied, BrokerError, NoRoute
 from gantrymq.client.masters import check_masters, clusters_of, masters_in
 from gantrymq.client.requests import reading
+from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnections
 from gantrymq.remoting.bodies.groups import SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.offsets import ConsumeStatsReply, ConsumeTimeSpans, OrderedOffsets
@@ -41,7 +42,7 @@ class QueueLag:
     queue: MessageQueue
     """The queue; those of the group's retry topic are among them."""
     committed: int
-    """The offset at which the group continues."""
+    """The offset at which the group continues; 0 if it has committed none in this queue."""
     end: int
     """The offset that the queue's next message gets."""
     behind_ms: int | None = None
@@ -58,10 +59,11 @@ class GroupLag:
     """The messages that wait for a group."""
 
     queues: Sequence[QueueLag]
-    """Each queue in which the group has a committed offset, in order of topic, broker and id."""
+    """In order of topic, broker and id: each queue that can be read of the topics in which the group has committed an
+    offset; while it has members, of those that they subscribe to."""
 
     @property
-    def total(self) -> int:
+    def lag(self) -> int:
         """Messages that wait in all queues."""
         return sum(queue.lag for queue in self.queues)
 
@@ -101,7 +103,7 @@ async def group_names(admin: Admin, *, system: bool = False, masters: Masters | 
 async def group_lags(
     admin: Admin, group: str, *, times: bool = False, masters: Masters | None = None
 ) -> list[QueueLag]:
-    """Return each queue in which the group has a committed offset, sorted; ``times`` also asks how long messages have
+    """Return the queues of a group as :attr:`GroupLag.queues` has them; ``times`` also asks how long messages have
     waited.
 
     A broker that has no group of this name adds nothing; one that refuses to answer raises :class:`BrokerError`.
@@ -161,7 +163,7 @@ async def plan_reset(admin: Admin, group: str, topics: Sequence[str], to: str | 
         raise NoRoute(f"group {group} has committed no offsets; name a topic")
     resets = []
     for name in names:
-        queues = await admin.queues(name)
+        queues = queues_to_subscribe(name, await admin.route(name))
         check_masters(info, NOTHING_RESET, {queue.broker_name for queue in queues})
         for queue in queues:
             if to == "first":

@@ -132,7 +132,7 @@ class Routes:
         return queues
 
     def forget(self, topic: str) -> None:
-        """``topic`` was deleted: whoever needs its route asks for it again."""
+        """``topic`` was changed or deleted: whoever needs its route asks for it again."""
         self._routes.pop(topic, None)
         self._publish_queues.pop(topic, None)
         self._created_on_send.discard(topic)

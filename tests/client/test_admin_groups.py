@@ -53,18 +53,38 @@ async def test_the_lag_of_a_group_is_that_of_each_queue_and_the_total(cluster: s
     group = f"g-{topic}"
     async with gantrymq.connect(cluster) as client:
         queue = await send(client, topic, 5)
-        assert (await client.admin.lag("nobody")).total == 0
+        assert (await client.admin.lag("nobody")).lag == 0
         await consume(client, topic, group, 2)
         lag = await client.admin.lag(group)
         (of_queue,) = [each for each in lag.queues if each.queue == queue]
         assert (of_queue.committed, of_queue.end, of_queue.lag, of_queue.behind_ms) == (2, 5, 3, None)
-        assert lag.total == 3
+        assert lag.lag == 3
         timed = [each for each in (await client.admin.lag(group, times=True)).queues if each.queue == queue]
         assert timed[0].behind_ms is not None
         names = await client.admin.groups()
         assert group in names
         assert "TOOLS_CONSUMER" not in names
         assert set(names) < set(await client.admin.groups(system=True))
+
+
+async def test_a_reset_of_no_topics_is_refused(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client:
+        queue = await send(client, topic, 3)
+        await consume(client, topic, f"g-{topic}", 2)
+        with pytest.raises(ValueError, match="topics has no topic"):
+            await client.admin.reset_offsets(f"g-{topic}", "first", topics=[])
+        assert await client.admin.consumer_offset(f"g-{topic}", queue) == 2
+
+
+async def test_a_topic_that_got_more_queues_is_reset_in_all_of_them(cluster: str, topic: str) -> None:
+    async with gantrymq.connect(cluster) as client, gantrymq.connect(cluster) as other:
+        await send(client, topic, 1)
+        for queues, admin in ((2, client.admin), (3, other.admin)):
+            await admin.create_topic(topic, queues)
+            plan = await client.admin.reset_offsets("any", "last", topics=topic, dry_run=True)
+            assert len(plan) == queues
+            if admin is client.admin:
+                assert len(await admin.queues(topic)) == queues
 
 
 async def test_offsets_of_a_group_are_reset_to_either_end_and_to_a_time(cluster: str, topic: str) -> None:
@@ -174,7 +194,7 @@ async def test_the_lag_of_a_group_is_never_negative(fake_cluster: Callable[..., 
         cluster.broker.answers[RequestCode.GET_CONSUME_STATS] = lambda request: request.answer(0, body=body)
         lag = await client.admin.lag("g")
         assert [each.lag for each in lag.queues] == [0, 5]
-        assert lag.total == 5
+        assert lag.lag == 5
 
 
 def absent(request: Command) -> Command:
@@ -192,7 +212,7 @@ def test_the_blocking_client_administers_groups(cluster: str, topic: str) -> Non
             next(messages).ack()
             messages.commit()
         assert group in admin.groups()
-        assert admin.lag(group).total == 0
+        assert admin.lag(group).lag == 0
         (done,) = admin.reset_offsets(group, "first", topics=[topic])
         assert (done.before, done.after) == (1, 0)
         admin.delete_topic(topic)
