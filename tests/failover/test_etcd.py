@@ -213,7 +213,11 @@ def three(tmp_path: Path, etcd_program: Path) -> Iterator[EtcdCluster]:
 async def test_the_lock_survives_the_loss_of_etcds_leader(
     three: EtcdCluster, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its holder keeps it, with its revision; nobody else gets it meanwhile; and it can be given on afterwards."""
+    """Its holder keeps it, with its revision; nobody else gets it meanwhile; and it can be given on afterwards.
+
+    A leader that was paused may revoke the lease when it returns (etcd's issue 15247, mended in 3.4.31 and 3.5.13; the
+    test's etcd may be older). The holder then notices, and takes the lock again.
+    """
     keeper = LockKeeper(lock(three.address, "one", 5.0), trio.current_time, 0.1)
     two = lock(three.address, "two", 5.0)
     async with trio.open_nursery() as nursery:
@@ -227,10 +231,11 @@ async def test_the_lock_survives_the_loss_of_etcds_leader(
         assert await two.take() is None
         await trio.to_thread.run_sync(leader.start if how == "kill" else leader.resume)
         await trio.sleep(2)
-        assert await held(keeper) == first
+        last = await held(keeper)
+        assert last == first or (how == "pause" and last > first)
         nursery.cancel_scope.cancel()
-    assert await take(two) > first
-    assert "lock_lost" not in capsys.readouterr().out
+    assert await take(two) > last
+    assert "lock_lost" not in capsys.readouterr().out or how == "pause"
 
 
 async def held(keeper: LockKeeper) -> int:
