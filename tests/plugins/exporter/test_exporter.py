@@ -297,7 +297,7 @@ def test_a_topic_that_is_deleted_and_created_again_without_a_restart_is_exported
 
 def restore(own: Exporting, backup: Path) -> None:
     """Start the broker on the backup instead of its store, which is lost."""
-    own.running.stop()
+    own.running.cluster.stop_broker()
     shutil.rmtree(own.broker.root)
     assert run(["store", "restore", str(backup), "--data", str(own.broker.root)]) == 0
     own.running.restart()
@@ -401,7 +401,7 @@ def test_messages_of_a_first_run_do_not_count_as_lost_after_a_kill(
     run_worker = runs.run_worker
     monkeypatch.setattr(runs, "run_worker", copy_when_published)
     own.run_now()
-    own.running.stop()
+    own.running.cluster.stop_broker()
     shutil.rmtree(f"{own.broker.root}/config")
     copies[0].rename(f"{own.broker.root}/config")
     monkeypatch.undo()
