@@ -39,7 +39,8 @@ class Job:
 @attrs.frozen
 class Report:
     """Of one topic: tasks that are done, and all of them, and ``rows`` of ``rows_total`` messages; once it has ended
-    (``ended``), what was exported of it. The first one comes before anything of the topic is exported.
+    (``ended``), what was exported of it. After one that ``waits`` the process goes on when stdin gets a line: nothing
+    of the topic is exported yet, and its export is not further than ``starts`` of the job.
 
     ``ends``: by queue, up to which offset the export has it. ``error`` is empty unless the topic failed. ``is_ahead``:
     it failed because ``ends`` are further than ``starts`` of the job.
@@ -49,6 +50,7 @@ class Report:
     done: int = 0
     total: int = 0
     ended: bool = False
+    waits: bool = False
     rows: int = 0
     rows_total: int = 0
     bytes: int = 0

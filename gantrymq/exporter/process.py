@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -32,12 +32,13 @@ class RunFailed(Exception):
 
 
 async def run_worker(
-    job: Job, timeout: float, on_report: Callable[[Report], None], on_start: Callable[[int], None]
+    job: Job, timeout: float, on_report: Callable[[Report], Awaitable[None]], on_start: Callable[[int], None]
 ) -> None:
     """Run a process for ``job`` to its end; cancellation kills it.
 
-    ``on_start`` gets its process id, ``on_report`` each report. Raises :class:`RunFailed` if the process cannot be
-    started, reports nothing for ``timeout`` seconds, or fails.
+    ``on_start`` gets its process id, ``on_report`` each report; the process of a report that ``waits`` goes on after
+    it. Raises :class:`RunFailed` if the process cannot be started, reports nothing for ``timeout`` seconds, or fails,
+    and what ``on_report`` raises of this class.
     """
     try:
         process = await trio.lowlevel.open_process(
@@ -74,9 +75,10 @@ async def run_worker(
         raise RunFailed(_reason_of(process.returncode, bytes(tail)))
 
 
-async def _follow(process: trio.Process, timeout: float, on_report: Callable[[Report], None]) -> str:
+async def _follow(process: trio.Process, timeout: float, on_report: Callable[[Report], Awaitable[None]]) -> str:
     """Read reports until stdout ends, and wait for the exit. Returns why the process must be killed, if it must."""
     assert process.stdout is not None
+    assert process.stdin is not None
     buffer = bytearray()
     while True:
         piece = None
@@ -90,8 +92,13 @@ async def _follow(process: trio.Process, timeout: float, on_report: Callable[[Re
         *lines, rest = bytes(buffer).split(b"\n")
         buffer[:] = rest
         try:
-            for line in lines:
-                on_report(msgspec.json.decode(line, type=Report))
+            for report in [msgspec.json.decode(line, type=Report) for line in lines]:
+                await on_report(report)
+                if report.waits:
+                    with suppress(trio.BrokenResourceError):  # it has ended; its exit code says why
+                        await process.stdin.send_all(b"\n")
+        except RunFailed as failure:
+            return str(failure)
         except (msgspec.MsgspecError, ValueError) as error:
             return f"the process reported what cannot be read: {error}"
         if len(buffer) > LINE_MAX_BYTES:

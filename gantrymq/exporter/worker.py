@@ -1,7 +1,8 @@
 """The program that the plugin ``exporter`` starts: it exports topics of one broker, and then ends.
 
 The first line of stdin is a :class:`Job`. Then stdin stays open as long as the broker wants the run: at its end the
-process exits at once. Stdout gets one line for each :class:`Report`. What a stop leaves is finished by the next run.
+process exits at once. Each further line lets it go on after a report that ``waits``. Stdout gets one line for each
+:class:`Report`. What a stop leaves is finished by the next run.
 """
 
 from __future__ import annotations
@@ -44,13 +45,16 @@ def main() -> None:
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries and the JVM print is no report
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
-    threading.Thread(target=_exit_at_end_of, args=(sys.stdin.fileno(),), daemon=True).start()
+    lines = threading.Semaphore(0)
+    threading.Thread(target=_count_lines, args=(sys.stdin.fileno(), lines), daemon=True).start()
     if job.nice:
         os.nice(job.nice)
 
     def report(record: Report) -> None:
         output.write(msgspec.json.encode(record) + b"\n")
         output.flush()
+        if record.waits:
+            lines.acquire()
 
     run(job, report)
 
@@ -123,7 +127,7 @@ def _export(
             ends = find_ends()
             if _is_ahead(job, topic, ends):
                 return attrs.evolve(ended, error=_AHEAD, is_ahead=True, ends=ends)
-        report(Report(topic))
+        report(Report(topic, waits=topic in job.starts))
         result = work(take)
         ended = attrs.evolve(
             ended, rows=result.rows, bytes=result.bytes, files=result.files, lost=result.lost, manifest=result.number
@@ -185,9 +189,10 @@ def _find_engine(job: Job) -> Engine:
     return find_engine("spark", session("gantrymq-exporter", cores=job.cores, memory=job.memory, log_level="off"))
 
 
-def _exit_at_end_of(descriptor: int) -> None:
+def _count_lines(descriptor: int, lines: threading.Semaphore) -> None:
+    """Release ``lines`` for each line, all of which are empty, and exit at the end."""
     while os.read(descriptor, 1):  # without a buffer, whose lock would end a process that exits with SIGABRT
-        pass
+        lines.release()
     os._exit(1)
 
 

@@ -18,6 +18,7 @@ from gantrymq.remoting.names import DLQ_PREFIX, is_retry_topic, is_system_topic,
 
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
+    from gantrymq.plugins.exporter.state import Starts
 
 _MAGIC: Final = frozenset("*?[")
 
@@ -45,15 +46,17 @@ def _matching(broker: Broker, patterns: list[str]) -> Iterator[str]:
             yield name
 
 
-def lowest_ends(broker: Broker, patterns: list[str], before: Ends) -> dict[str, dict[int, int]]:
+def lowest_ends(broker: Broker, patterns: list[str], before: Starts | None) -> dict[str, dict[int, int]]:
     """Return the ends of the queues of all topics that match ``patterns``; those in ``before`` where they are lower."""
     topics = set(_matching(broker, patterns))
+    earlier = {} if before is None else before.ends
+    unchecked = set() if before is None else set(_matching(broker, before.patterns)).difference(before.checked)
     found: dict[str, dict[int, int]] = {}
     for queue in broker.queues:
         if queue.topic in topics:
             end = queue.max_offset
-            if queue.topic in before:
-                end = min(end, before[queue.topic].get(queue.queue_id, 0))
+            if queue.topic in unchecked:
+                end = min(end, earlier.get(queue.topic, {}).get(queue.queue_id, 0))
             found.setdefault(queue.topic, {})[queue.queue_id] = end
     return found
 

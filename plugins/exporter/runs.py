@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -13,6 +14,7 @@ from gantrymq.exporter.process import RunFailed, run_worker
 from gantrymq.plugins.exporter.config import ExporterConfig
 from gantrymq.plugins.exporter.positions import ends_before, find_topics, floor_of, lag_of, lowest_ends
 from gantrymq.plugins.exporter.state import (
+    STARTS_PATH,
     ExporterState,
     LastRun,
     Starts,
@@ -98,19 +100,29 @@ class Exporter:
         An export that is further has messages that the broker has lost, or those of a topic that was deleted. Later
         this could not be found: new messages get those offsets, and the queues grow beyond them.
         """
-        broker, state = self._broker, self.state
-        self._checked.clear()
-        self._starts = {}
-        if not broker.broker_id:
-            for topic, ends in list(state.ends.items()):
-                if ends_before(broker, topic, ends):
-                    state.ahead[topic] = state.ends.pop(topic)
-                    self._changed = True
-            self._starts = lowest_ends(broker, self._config.topics, load_starts(broker.env, broker.root, self.to))
-        self._save_starts()
+        broker, state, patterns = self._broker, self.state, self._config.topics
+        self._checked, self._starts = set(), {}
+        if broker.broker_id:
+            remove_starts(broker.env, broker.root)
+            return
+        for topic, ends in list(state.ends.items()):
+            if ends_before(broker, topic, ends):  # the next run compares the export itself, which may have other ends
+                del state.ends[topic]
+                self._changed = True
+        self._starts = lowest_ends(broker, patterns, load_starts(broker.env, broker.root, self.to))
+        with suppress(OSError):  # a kill before the first run then costs the comparison
+            save_starts(broker.env, broker.root, Starts(self.to, patterns, self._starts, []))
 
-    def _save_starts(self) -> None:
-        save_starts(self._broker.env, self._broker.root, Starts(self.to, self._starts))
+    async def _set_checked(self, topic: str) -> None:
+        """Note durably that the export of ``topic`` was compared. Raises :class:`RunFailed` if that fails."""
+        broker, checked = self._broker, self._checked | {topic}
+        starts = {name: ends for name, ends in self._starts.items() if name != topic}
+        noted = Starts(self.to, self._config.topics, starts, sorted(checked))
+        try:
+            await trio.to_thread.run_sync(save_starts, broker.env, broker.root, noted)
+        except OSError as error:
+            raise RunFailed(f"cannot write {broker.root}/{STARTS_PATH}: {error.strerror or error}") from None
+        self._starts, self._checked = starts, checked
 
     # ------------------------------------------------------------------------------------------------------ runs
 
@@ -166,21 +178,15 @@ class Exporter:
             self._broke = "" if self.progress is None else self.progress.topic
         finally:
             self.pid = self.progress = None
-            if job.starts:
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(self._save_starts)
         self._end(error or "; ".join(f"{topic}: {reason}" for topic, reason in self._failures.items()))
 
     def _started(self, pid: int) -> None:
         self.pid = pid
         log.info("export_started", pid=pid, to=self.to)
 
-    def _take(self, report: Report) -> None:
-        if not report.error and report.topic not in self._checked:
-            self._checked.add(report.topic)
-            self._starts.pop(report.topic, None)
-            # Before the run publishes: at the next start after a kill, its messages would pass for lost ones.
-            remove_starts(self._broker.env, self._broker.root)
+    async def _take(self, report: Report) -> None:
+        if report.waits:  # at the next start after a kill, messages that it publishes now would pass for lost ones
+            await self._set_checked(report.topic)
         if not report.ended:
             self.progress = report
             return

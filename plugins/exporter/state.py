@@ -38,8 +38,8 @@ class ExporterState:
     ``to`` is the folder or table that they describe: another one has other offsets. ``failures`` counts
     failed runs in a row.
 
-    ``ahead`` has topics whose export had offsets that their queues did not have when the broker started, with the ends
-    of their export then: new messages got these offsets.
+    ``ahead`` has topics whose export was found to have offsets that their queues did not have when the broker started,
+    with the ends of their export then: new messages got these offsets.
     """
 
     to: str = ""
@@ -78,30 +78,30 @@ def encode_state(state: ExporterState) -> bytes:
 
 @attrs.frozen
 class Starts:
-    """Where the queues of topics ended at a start of the broker, until a run has compared the export at ``to`` with
-    them. After several starts without such a run these are the lowest ends."""
+    """Where the queues of the topics that match ``patterns`` ended at a start of the broker, until a run has compared
+    the export at ``to`` with that. After several starts without such a run these are the lowest ends.
+
+    ``checked`` has the topics that were compared since the start. One that is in neither had no queues at the start.
+    """
 
     to: str
+    patterns: list[str]
     ends: dict[str, dict[int, int]]
+    checked: list[str]
 
 
-def load_starts(env: Env, root: str, to: str) -> dict[str, dict[int, int]]:
-    """Return the ends of earlier starts; none if the file is missing or damaged, or about another folder."""
+def load_starts(env: Env, root: str, to: str) -> Starts | None:
+    """Return the ends of earlier starts; None if the file is missing or damaged, or about another folder."""
     with suppress(msgspec.MsgspecError, OSError, ValueError):
         starts = msgspec.json.decode(env.read_bytes(f"{root}/{STARTS_PATH}"), type=Starts)
         if starts.to == to:
-            return starts.ends
-    return {}
+            return starts
+    return None
 
 
 def save_starts(env: Env, root: str, starts: Starts) -> None:
-    """Make the ends for the next start durable. An error costs only the comparison with them."""
-    with suppress(OSError):
-        if starts.ends:
-            env.replace(f"{root}/{STARTS_PATH}", msgspec.json.encode(starts))
-        else:
-            remove_starts(env, root)
-            env.sync_dir(f"{root}/config")
+    """Make the ends for the next start durable. ``OSError`` if that fails."""
+    env.replace(f"{root}/{STARTS_PATH}", msgspec.json.encode(starts))
 
 
 def remove_starts(env: Env, root: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import time
@@ -263,7 +264,7 @@ def test_a_topic_with_restarted_offsets_fails_until_its_export_is_overwritten(ow
     own.run_now()
     own.delete_topic("exact")
     own.running.restart()
-    assert "exact" in load_state(own.broker.env, own.broker.root, str(own.to)).ahead  # a crash may follow
+    own.running.restart(killed=True)
     own.send("exact", 15)
     for total in (15, 30):  # fewer than the export has, and more
         assert own.exporter.lag()["exact"] == total
@@ -411,6 +412,91 @@ def test_messages_of_a_first_run_do_not_count_as_lost_after_a_kill(
     assert exported(own.to, "exact") == own.stored("exact")
 
 
+@pytest.mark.slow
+def test_a_kill_during_the_first_run_keeps_the_comparison_of_the_topics_that_follow(
+    own: Exporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for topic in ("orders-a", "orders-b"):
+        own.send(topic, 20)
+    own.run_now()
+    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.send("orders-b", 10)
+    own.run_now()
+    restore(own, tmp_path / "backup")
+    for topic in ("orders-a", "orders-b"):
+        own.send(topic, 30)
+    copy = tmp_path / "copy"
+
+    async def copy_after_the_first_topic(job: Job, timeout: float, on_report: Any, on_start: Any) -> None:
+        async def take(report: Report) -> None:
+            await on_report(report)
+            if report.topic == "orders-a" and report.ended:
+                shutil.copytree(f"{own.broker.root}/config", copy)
+
+        await run_worker(job, timeout, take, on_start)
+
+    run_worker = runs.run_worker
+    monkeypatch.setattr(runs, "run_worker", copy_after_the_first_topic)
+    assert "orders-b: the export has offsets" in own.run_now()["last_run"]["error"]
+    own.running.cluster.stop_broker()
+    shutil.rmtree(f"{own.broker.root}/config")
+    copy.rename(f"{own.broker.root}/config")
+    monkeypatch.undo()
+    own.running.restart()
+    own.send("orders-a", 5)
+    error = own.run_now()["last_run"]["error"]
+    assert "orders-b: the export has offsets" in error
+    assert "orders-a" not in error
+    assert exported(own.to, "orders-a") == own.stored("orders-a")
+
+
+@pytest.mark.slow
+def test_a_topic_that_a_restored_store_lacks_fails_after_restarts_without_a_run(own: Exporting, tmp_path: Path) -> None:
+    own.send("exact", 1)
+    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.send("orders-b", 10)
+    own.run_now()
+    restore(own, tmp_path / "backup")
+    own.send("orders-b", 20)
+    own.running.restart(killed=True)
+    error = own.run_now()["last_run"]["error"]
+    assert error.startswith("orders-b: the export has offsets")
+
+
+@pytest.mark.slow
+def test_a_deleted_topic_fails_although_the_stored_offsets_are_older_than_its_export(own: Exporting) -> None:
+    own.send("exact", 20)
+    own.run_now()
+    wait_for(lambda: load_state(own.broker.env, own.broker.root, str(own.to)).last_success > 0)
+    older = Path(f"{own.broker.root}/config/exporter.json").read_bytes()
+    own.send("exact", 10)
+    own.run_now()
+    own.delete_topic("exact")
+    own.running.cluster.stop_broker()
+    Path(f"{own.broker.root}/config/exporter.json").write_bytes(older)
+    own.running.restart()
+    own.send("exact", 40)
+    assert "topic was deleted and created again" in own.run_now()["last_run"]["error"]
+
+
+def test_a_run_ends_before_it_publishes_if_the_comparison_cannot_be_noted(
+    own: Exporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def report_the_comparison(_job: Job, _timeout: float, on_report: Any, _on_start: Any) -> None:
+        await on_report(Report("orders-a", waits=True))
+
+    def fill_the_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runs, "run_worker", report_the_comparison)
+    own.send("orders-a", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "save_starts", fill_the_disk)
+        error = own.run_now()["last_run"]["error"]
+    assert error.endswith("exporterStarts.json: No space left on device")
+    assert own.run_now()["last_run"]["error"] == ""
+
+
 def test_a_topic_whose_export_ended_the_process_is_the_last_of_the_next_run(
     own: Exporting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,10 +504,10 @@ def test_a_topic_whose_export_ended_the_process_is_the_last_of_the_next_run(
 
     async def end_with_a(job: Job, _timeout: float, on_report: Any, _on_start: Any) -> None:
         jobs.append(job)
-        on_report(Report("orders-a", total=1))
+        await on_report(Report("orders-a", total=1))
         if len(jobs) < 3:
             raise RunFailed("the process was killed")
-        on_report(Report("orders-a", ended=True))
+        await on_report(Report("orders-a", ended=True))
 
     monkeypatch.setattr(runs, "run_worker", end_with_a)
     own.send("orders-a", 1)

@@ -22,8 +22,14 @@ async def run(monkeypatch: pytest.MonkeyPatch, script: str, timeout: float = 20.
     monkeypatch.setattr(process, "PROGRAM", ("sh", "-c", script))
     reports: list[Report] = []
     started: list[int] = []
+
+    async def take(report: Report) -> None:
+        reports.append(report)
+        if report.error:
+            raise process.RunFailed(report.error)
+
     try:
-        await process.run_worker(JOB, timeout, reports.append, started.append)
+        await process.run_worker(JOB, timeout, take, started.append)
     finally:
         with pytest.raises(ProcessLookupError):
             os.kill(started[0], 0)
@@ -39,6 +45,7 @@ async def run(monkeypatch: pytest.MonkeyPatch, script: str, timeout: float = 20.
         ("exit 3", 20.0, "^the process ended with code 3$"),
         ("kill -9 $$", 20.0, "^the process was killed by SIGKILL$"),
         ("echo '{'; sleep 60", 20.0, "^the process reported what cannot be read: "),
+        ("""echo '{"topic": "orders", "error": "refused"}'; sleep 60""", 20.0, "^refused$"),
     ],
 )
 async def test_a_failed_process_is_ended_with_a_reason(
@@ -53,11 +60,31 @@ async def test_the_reports_of_a_process_are_passed_on(monkeypatch: pytest.Monkey
     assert [(report.topic, report.rows, report.ended) for report in reports] == [("orders", 3, False)] * 2
 
 
+async def test_a_process_that_waits_after_a_report_goes_on_when_the_report_was_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    went_on = tmp_path / "went-on"
+    waits = """echo '{"topic": "orders", "waits": true}'; read go; """
+    monkeypatch.setattr(process, "PROGRAM", ("sh", "-c", f"read job; {waits} touch {went_on}; {ONE_REPORT}"))
+    found: list[bool] = []
+
+    async def take(_report: Report) -> None:
+        await trio.sleep(0.1)
+        found.append(went_on.exists())
+
+    await process.run_worker(JOB, 20.0, take, lambda _pid: None)
+    assert found == [False, True]
+
+
 async def test_cancellation_kills_the_process_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "PROGRAM", ("sh", "-c", f"sleep 60 & {ONE_REPORT} wait"))
     started: list[int] = []
+
+    async def cancel(_report: Report) -> None:
+        scope.cancel()
+
     with trio.CancelScope() as scope:
-        await process.run_worker(JOB, 20.0, lambda report: scope.cancel(), started.append)
+        await process.run_worker(JOB, 20.0, cancel, started.append)
     assert scope.cancelled_caught
     with trio.fail_after(20):
         while living_in_group(started[0]):  # noqa: ASYNC110 - the end of a process that is not our child has no event
