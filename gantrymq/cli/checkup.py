@@ -50,7 +50,9 @@ STORE_FOLDERS = (
     "transaction",
 )  # fmt: skip
 _FOLDER_ACCESS = os.R_OK | os.W_OK | os.X_OK
-STORE_FILES = ("abort", "checkpoint", "gantrymq.reserve", "gantrymq.watermark", "lock", "timerwheel")
+STORE_FILES = (
+    "abort", "checkpoint", "gantrymq.deleted", "gantrymq.reserve", "gantrymq.watermark", "lock", "timerwheel",
+)  # fmt: skip
 """Files that the broker opens for writing. It only reads and replaces the others whose names begin with
 :data:`STORE_PREFIX`."""
 STORE_PREFIX = "gantrymq."

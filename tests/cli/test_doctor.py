@@ -148,6 +148,7 @@ def test_a_folder_of_the_store_that_belongs_to_another_user_fails_the_check(
         ("consumequeue/T/0/00000000000000000000", os.R_OK, "fail"),
         ("checkpoint", os.W_OK, "fail"),
         ("gantrymq.watermark", os.W_OK, "fail"),
+        ("gantrymq.deleted", os.W_OK, "fail"),
         ("gantrymq.reserve", os.W_OK, "fail"),
         ("gantrymq.index", os.R_OK, "fail"),
         ("gantrymq.index", os.W_OK, "ok"),
