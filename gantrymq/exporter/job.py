@@ -14,7 +14,8 @@ class Job:
     these ends, by queue, when their queues had lower ones: they fail until the export has other ends. ``starts`` has
     topics whose export fails if it is further than these ends, which their queues had at the start of the broker; a
     missing queue had 0. With ``null_bad_bodies`` a body that cannot be decompressed is null. ``last`` is the topic to
-    export after the others, because the process of the last run ended while it exported that one.
+    export after the others, because the process of the last run ended while it exported that one. With
+    ``compares_only`` the process compares the exports with ``starts`` and exports nothing.
     """
 
     broker: str
@@ -34,6 +35,7 @@ class Job:
     starts: dict[str, dict[int, int]] = attrs.field(factory=dict)
     null_bad_bodies: bool = False
     last: str = ""
+    compares_only: bool = False
 
 
 @attrs.frozen

@@ -127,6 +127,8 @@ def _export(
             ends = find_ends()
             if _is_ahead(job, topic, ends):
                 return attrs.evolve(ended, error=_AHEAD, is_ahead=True, ends=ends)
+        if job.compares_only:
+            return ended
         report(Report(topic, waits=topic in job.starts))
         result = work(take)
         ended = attrs.evolve(
@@ -154,12 +156,17 @@ def _as_report(topic: str, now: ExportProgress) -> Report:
 
 def _in_order(job: Job) -> list[str]:
     """The topics of ``job``: first the one that a stopped run has planned, whose plan the others would drop, and at the
-    end the one whose export may end this process."""
+    end the one whose export may end this process.
+
+    A comparison leaves the planned one to the run that finishes or drops the plan, which may have lost messages.
+    """
     plan = None
     if job.format not in TABLE_FORMATS:
         with suppress(SparkError):  # the export of each topic raises it again
             plan = _read_plan(find_destination(job.to))
-    return sorted(job.topics, key=lambda topic: (topic == job.last, plan is None or topic not in plan.topics))
+    planned = set() if plan is None else set(plan.topics)
+    topics = job.topics.keys() - planned if job.compares_only else job.topics
+    return sorted(topics, key=lambda topic: (topic == job.last, topic not in planned))
 
 
 def _read_plan(place: Destination) -> Plan | None:

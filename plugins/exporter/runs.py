@@ -113,6 +113,33 @@ class Exporter:
         with suppress(OSError):  # a kill before the first run then costs the comparison
             save_starts(broker.env, broker.root, Starts(self.to, patterns, self._starts, []))
 
+    async def _compare(self) -> None:
+        """Compare the export with the ends at the start, also while paused.
+
+        Before the first run that is due, others may export messages of after the start, which would pass for lost ones.
+        If this fails, that run compares.
+        """
+        topics = find_topics(self._broker, self._config.topics)
+        topics = {topic: count for topic, count in topics.items() if topic not in self._checked}
+        if not topics:
+            return
+        job = attrs.evolve(self._job(topics), engine="local", compares_only=True)
+        try:
+            await run_worker(job, self._config.timeout, self._take_comparison, lambda _pid: None)
+        except RunFailed as failure:
+            log.info("export_not_compared", reason=str(failure), to=self.to)
+
+    async def _take_comparison(self, report: Report) -> None:
+        if report.is_ahead:
+            self._set_ahead(report)
+        elif not report.error:
+            await self._set_checked(report.topic)
+
+    def _set_ahead(self, report: Report) -> None:
+        self.state.ahead[report.topic] = dict(report.ends)
+        self.state.ends.pop(report.topic, None)
+        self._changed = True
+
     async def _set_checked(self, topic: str) -> None:
         """Note durably that the export of ``topic`` was compared. Raises :class:`RunFailed` if that fails."""
         broker, checked = self._broker, self._checked | {topic}
@@ -130,6 +157,7 @@ class Exporter:
         """Run until cancelled."""
         await self._listens.wait()
         self._log_end = self._broker.log.end
+        await self._compare()
         while True:
             await self._wait_until_due()
             await self._run_once()
@@ -161,7 +189,8 @@ class Exporter:
         lag = lag_of(broker, topics, self.state.ends)
         known = self.state.ends.keys()
         # Without new messages no process is started: each check of an idle broker would cost one.
-        behind = {topic: count for topic, count in topics.items() if lag[topic] or topic not in known}
+        current = {topic for topic in known & self._checked if not lag.get(topic)}
+        behind = {topic: count for topic, count in topics.items() if topic not in current}
         table = broker.registry.get(TopicTable)
         for topic in known - topics.keys():
             if table.get(topic) is not None:  # the ends of a deleted topic count if it is created again
@@ -200,8 +229,7 @@ class Exporter:
         if not report.error:
             self.state.ahead.pop(report.topic, None)
         if report.is_ahead:
-            self.state.ahead[report.topic] = dict(report.ends)
-            self.state.ends.pop(report.topic, None)
+            self._set_ahead(report)
         if report.topic not in self.state.ahead and (report.ends or not report.error):
             self.state.ends[report.topic] = dict(report.ends)
         if report.error:

@@ -25,7 +25,7 @@ from gantrymq.plugins.exporter.config import ExporterConfig
 from gantrymq.plugins.exporter.file_check import check_state
 from gantrymq.plugins.exporter.positions import find_topics, floor_of, lag_of
 from gantrymq.plugins.exporter.runs import CHECK_S, Exporter
-from gantrymq.plugins.exporter.state import ExporterState, load_state
+from gantrymq.plugins.exporter.state import ExporterState, load_starts, load_state
 from gantrymq.plugins.interfaces import TopicTable
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
@@ -84,6 +84,11 @@ class Exporting:
         self.control("run")
         wait_for(lambda: sum(self.exporter.totals.runs.values()) > before, PATIENCE_S)
         return self.control("status")
+
+    def compared(self) -> bool:
+        """Whether the broker has noted durably that the export of ``exact`` was compared since the start."""
+        starts = load_starts(self.broker.env, self.broker.root, str(self.to))
+        return starts is not None and "exact" in starts.checked
 
     def delete_topic(self, topic: str) -> None:
         command = Command(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader(topic=topic).to_ext())
@@ -329,6 +334,59 @@ def test_an_export_that_is_ahead_of_a_restored_store_fails_until_it_is_overwritt
     assert run(["export", "--topic", "exact", "--to", str(own.to), "--nameserver", own.running.nameserver,
                 "--engine", "local", "--overwrite"]) == 0  # fmt: skip
     own.send("exact", 4)
+    assert own.run_now()["last_run"]["error"] == ""
+    assert exported(own.to, "exact") == own.stored("exact")
+
+
+@pytest.mark.slow
+def test_a_paused_exporter_accepts_what_was_exported_by_hand_after_a_start(own: Exporting) -> None:
+    own.send("exact", 20)
+    own.run_now()
+    own.control("pause")
+    own.running.restart()
+    wait_for(own.compared, PATIENCE_S)
+    own.send("exact", 20)
+    export("exact", own.to, own.running.nameserver, engine="local")
+    own.send("exact", 5)
+    assert own.run_now()["last_run"]["error"] == ""
+    assert exported(own.to, "exact") == own.stored("exact")
+
+
+@pytest.mark.slow
+def test_a_run_without_new_messages_compares_the_export_if_the_first_comparison_failed(
+    own: Exporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[Job] = []
+
+    async def fail(job: Job, *_: object) -> None:
+        failed.append(job)
+        raise RunFailed("the process was killed")
+
+    own.send("exact", 20)
+    own.run_now()
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "run_worker", fail)
+        own.running.restart()
+        wait_for(lambda: bool(failed), PATIENCE_S)
+    assert not own.compared()
+    assert own.run_now()["last_run"]["error"] == ""
+    assert own.compared()
+
+
+@pytest.mark.slow
+def test_an_export_that_is_overwritten_after_a_restore_and_before_the_first_run_goes_on(
+    own: Exporting, tmp_path: Path
+) -> None:
+    own.send("exact", 20)
+    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.send("exact", 10)
+    own.run_now()
+    restore(own, tmp_path / "backup")
+    own.send("exact", 30)
+    wait_for(lambda: "exact" in own.exporter.state.ahead, PATIENCE_S)
+    assert own.exporter.lag() == {"exact": 50}
+    export("exact", own.to, own.running.nameserver, engine="local", overwrite=True)
+    own.send("exact", 5)
     assert own.run_now()["last_run"]["error"] == ""
     assert exported(own.to, "exact") == own.stored("exact")
 
