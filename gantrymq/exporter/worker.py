@@ -22,7 +22,7 @@ from gantrymq.spark.errors import SparkError
 from gantrymq.spark.exports.destination import Destination
 from gantrymq.spark.exports.destinations import find_destination
 from gantrymq.spark.exports.engines import Engine, find_engine
-from gantrymq.spark.exports.manifest import Plan, QueueKey
+from gantrymq.spark.exports.manifest import Plan, QueueKey, State
 from gantrymq.spark.exports.measuring import ExportProgress, Progress
 from gantrymq.spark.exports.planning import Sizes
 from gantrymq.spark.exports.run import ExportResult, export_table, export_with
@@ -87,7 +87,7 @@ def _export_to_files(engine: Engine) -> Export:
             sizes = Sizes(job.file_rows, job.file_bytes)
             return export_with(options, job.to, engine, sizes, known=known, discard_plan=discard, progress=progress)
 
-        return _export(job, options, work, lambda: place.read_state().ends, report)
+        return _export(job, options, work, lambda: _read_certain(place).ends, report)
 
     return export
 
@@ -167,6 +167,16 @@ def _in_order(job: Job) -> list[str]:
     planned = set() if plan is None else set(plan.topics)
     topics = job.topics.keys() - planned if job.compares_only else job.topics
     return sorted(topics, key=lambda topic: (topic == job.last, topic not in planned))
+
+
+def _read_certain(place: Destination) -> State:
+    """What the export has, with what a stopped run is certain to publish."""
+    place.check()
+    state = place.read_state()
+    manifest = place.staged(state.number + 1)
+    if manifest is not None:
+        state.apply(manifest)
+    return state
 
 
 def _read_plan(place: Destination) -> Plan | None:

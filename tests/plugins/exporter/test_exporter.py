@@ -32,6 +32,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.topics import TopicHeader
 from gantrymq.spark import SparkError, export, export_files, export_status
 from gantrymq.spark.exports.engines import find_engine
+from gantrymq.spark.exports.folder_destination import FolderDestination
 from gantrymq.spark.exports.planning import Sizes
 from gantrymq.spark.exports.run import export_with
 from gantrymq.spark.options import read_options
@@ -409,6 +410,34 @@ def test_lost_messages_that_a_stopped_run_has_written_are_not_published(own: Exp
     assert own.run_now()["last_run"]["error"] == ""
     assert exported(own.to, "exact") == own.stored("exact")
     assert {body[:3] for body in bodies(own.to)} == {b"new", *(b"%d" % number for number in range(20))}
+
+
+@pytest.mark.slow
+def test_lost_messages_that_a_stopped_run_is_certain_to_publish_fail_the_run(
+    own: Exporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise SparkError("the machine stopped")
+
+    own.send("exact", 20)
+    own.run_now()
+    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.send("exact", 10, b"lost")
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderDestination, "place", stop)
+        with pytest.raises(SparkError, match="stopped"):
+            export("exact", own.to, own.running.nameserver, engine="local")
+    restore(own, tmp_path / "backup")
+    own.send("exact", 30, b"new")
+    own.send("orders-b", 1)
+    for _ in range(2):
+        assert "exact: the export has offsets" in own.run_now()["last_run"]["error"]
+    assert exported(own.to, "orders-b") == own.stored("orders-b")
+    export("exact", own.to, own.running.nameserver, engine="local", overwrite=True)
+    own.send("exact", 4)
+    assert own.run_now()["last_run"]["error"] == ""
+    assert exported(own.to, "exact") == own.stored("exact")
+    assert b"lost" not in bodies(own.to)
 
 
 @pytest.mark.slow
