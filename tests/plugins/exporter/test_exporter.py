@@ -173,7 +173,9 @@ def test_the_log_is_held_from_the_first_message_that_is_not_exported(
     broker, exporter = place.broker, place.exporter
     wait_for(lambda: exporter.floor() == broker.log.end, PATIENCE_S)
     begin = broker.log.end
-    place.send("orders-held", 2)
+    place.send("orders-held", 1)
+    wait_for(lambda: broker.env.wall_ms() > broker.log.last_timestamp)
+    place.send("orders-held", 1)
     topics = find_topics(broker, ["orders-held"])
     first = broker.log.read_record(begin)
     hold = 1 << 40
