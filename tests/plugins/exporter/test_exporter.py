@@ -356,6 +356,31 @@ def test_a_paused_exporter_accepts_what_was_exported_by_hand_after_a_start(own: 
 
 
 @pytest.mark.slow
+def test_an_export_that_is_not_mounted_at_the_start_is_compared_by_the_first_run(
+    own: Exporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[Job] = []
+
+    async def note_the_end(job: Job, *arguments: Any) -> None:
+        await run_worker(job, *arguments)
+        ended.append(job)
+
+    run_worker = runs.run_worker
+    own.send("exact", 20)
+    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.send("exact", 10)
+    own.run_now()
+    hidden = own.to.with_name("hidden")
+    own.to.rename(hidden)
+    monkeypatch.setattr(runs, "run_worker", note_the_end)
+    restore(own, tmp_path / "backup")
+    wait_for(lambda: bool(ended), PATIENCE_S)
+    own.send("exact", 30)
+    hidden.rename(own.to)
+    assert "the broker lost messages" in own.run_now()["last_run"]["error"]
+
+
+@pytest.mark.slow
 def test_a_run_without_new_messages_compares_the_export_if_the_first_comparison_failed(
     own: Exporting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
