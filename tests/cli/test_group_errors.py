@@ -19,6 +19,7 @@ from gantrymq.remoting.bodies.clients import ClientConnection, ConsumerConnectio
 from gantrymq.remoting.bodies.groups import SubscriptionGroupConfig, SubscriptionGroupWrapper
 from gantrymq.remoting.bodies.offsets import ConsumeStats, OffsetWrapper, ResetOffsets
 from gantrymq.remoting.bodies.queues import MessageQueue
+from gantrymq.remoting.bodies.routes import QueueData, TopicRouteData
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.testing.harness import cluster_in_thread
@@ -65,8 +66,8 @@ class FakeAdmin:
     async def set_consumer_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         self.stored[queue.broker_name] = offset
 
-    async def queues(self, topic: str) -> list[MessageQueue]:
-        return [MessageQueue(topic, "broker-a", 0)]
+    async def route(self, topic: str) -> TopicRouteData:
+        return TopicRouteData(queue_datas=[QueueData("broker-a", 1, 1, 6)])
 
     async def min_offset(self, queue: MessageQueue) -> int:
         return 1
