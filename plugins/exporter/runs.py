@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -110,8 +109,10 @@ class Exporter:
                 del state.ends[topic]
                 self._changed = True
         self._starts = lowest_ends(broker, patterns, load_starts(broker.env, broker.root, self.to))
-        with suppress(OSError):  # a kill before the first run then costs the comparison
+        try:
             save_starts(broker.env, broker.root, Starts(self.to, patterns, self._starts, []))
+        except OSError as error:
+            log.warning("export_starts_not_written", path=STARTS_PATH, reason=error.strerror or str(error))
 
     async def _compare(self) -> None:
         """Compare the export with the ends at the start, also while paused.

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog.testing
 
 from gantrymq.cli.__main__ import run
 from gantrymq.exporter.job import Job, Report
@@ -593,14 +594,15 @@ def test_a_deleted_topic_fails_although_the_stored_offsets_are_older_than_its_ex
     assert "topic was deleted and created again" in own.run_now()["last_run"]["error"]
 
 
+def fill_the_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_run_ends_before_it_publishes_if_the_comparison_cannot_be_noted(
     own: Exporting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def report_the_comparison(_job: Job, _timeout: float, on_report: Any, _on_start: Any) -> None:
         await on_report(Report("orders-a", waits=True))
-
-    def fill_the_disk(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(runs, "run_worker", report_the_comparison)
     own.send("orders-a", 1)
@@ -608,6 +610,19 @@ def test_a_run_ends_before_it_publishes_if_the_comparison_cannot_be_noted(
         patch.setattr(runs, "save_starts", fill_the_disk)
         error = own.run_now()["last_run"]["error"]
     assert error.endswith("exporterStarts.json: No space left on device")
+    assert own.run_now()["last_run"]["error"] == ""
+
+
+def test_a_full_disk_at_the_start_is_logged_and_the_comparison_made_all_the_same(
+    own: Exporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own.send("orders-a", 1)
+    with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+        patch.setattr(runs, "save_starts", fill_the_disk)
+        own.running.restart()
+    [found] = [entry for entry in logs if entry["event"] == "export_starts_not_written"]
+    assert (found["log_level"], found["reason"]) == ("warning", "No space left on device")
+    own.send("orders-a", 1)
     assert own.run_now()["last_run"]["error"] == ""
 
 
