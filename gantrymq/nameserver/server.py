@@ -295,7 +295,7 @@ class NameServer:
             try:
                 if not await trio.to_thread.run_sync(changes.is_load_due):
                     continue
-                outgoing = None if self._client_context is None else tls.make_client_context()
+                outgoing = self._client_context and await trio.to_thread.run_sync(tls.make_client_context)
                 self._context = await trio.to_thread.run_sync(tls.make_context)
                 self._client_context = outgoing
                 changes.loaded()

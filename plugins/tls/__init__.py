@@ -185,7 +185,7 @@ class TlsPlugin:
         try:
             if not await trio.to_thread.run_sync(self._changes.is_load_due):
                 return
-            outgoing = None if self._client_context is None else self._files.make_client_context()
+            outgoing = self._client_context and await trio.to_thread.run_sync(self._files.make_client_context)
             if self._mode != "disabled":
                 self._context = await trio.to_thread.run_sync(self._files.make_context)
             self._client_context = outgoing
