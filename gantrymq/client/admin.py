@@ -186,7 +186,7 @@ class Admin:
         return table.get(topic if namespace is None else namespace.topic(topic))
 
     async def _wait_for_route(self, topic: str, wanted: set[tuple[str, int]]) -> None:
-        # Brokers tell the nameservers on their own time, a moment after they have answered.
+        # Brokers register a topic before they answer, but do not wait for a slow nameserver.
         with anyio.move_on_after(ROUTE_WAIT_SECONDS):
             while True:
                 route = await self._cluster.nameservers.route(topic)

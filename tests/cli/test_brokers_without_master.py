@@ -15,7 +15,6 @@ import trio
 from gantrymq.client import connect
 from gantrymq.client.errors import NoRoute
 from gantrymq.client.groups import plan_reset
-from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.client.topics import delete_topic
 from gantrymq.operations.delayed import WaitingMessages, waiting_messages
 from gantrymq.operations.groups import delete_group
@@ -56,9 +55,6 @@ class FakeAdmin:
             raise NoRoute(f"topic {topic} does not exist")
         queues = [QueueData(name, 1, 1, 6) for name in self.brokers]
         return TopicRouteData(queues, [BROKERS[name] for name in self.brokers])
-
-    async def queues(self, topic: str) -> list[MessageQueue]:
-        return queues_to_subscribe(topic, await self.route(topic))
 
     async def request(self, address: str, command: Command) -> Command:
         self.asked.append(address)

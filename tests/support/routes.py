@@ -1,4 +1,4 @@
-"""Wait for routes, which brokers register a moment after they have made a topic."""
+"""Wait for routes, which brokers register a moment after a send or a return has created a topic."""
 
 from __future__ import annotations
 
