@@ -58,7 +58,7 @@ async def test_sends_rotate_over_queues_of_all_brokers(fake_cluster: Cluster) ->
     async with (
         fake_cluster(brokers=2, T=3) as cluster,
         gantrymq.connect(cluster.address) as client,
-        client.producer() as producer,
+        client.producer(timeout=60) as producer,
     ):
         queues = [(await producer.send("T", b"x")).queue for _ in range(12)]
         assert await producer.queues("T") == sorted(set(queues))
