@@ -332,7 +332,11 @@ class Sender:
 
     async def _open(self, address: str, deadline: float) -> Channel:
         """A new connection; TimeoutError and :class:`ConnectFailed` where nothing was sent."""
-        return await within(deadline - anyio.current_time(), lambda: self._cluster.broker(address))
+        limit = max(0.0, deadline - anyio.current_time())
+        try:
+            return await within(limit, lambda: self._cluster.broker(address))
+        except TimeoutError:
+            raise TimeoutError(f"no connection to {address} within {limit:.3g} s") from None
 
     async def queues(self, topic: str) -> Sequence[MessageQueue]:
         """The queues that messages of ``topic`` can go to; :class:`NoRoute` when there is none."""
@@ -370,14 +374,13 @@ def _some_time(left: float) -> float:
 
 
 def _timed_out(target: MessageQueue, limit: float, failure: Exception, maybe_stored: bool) -> SendTimeout:
-    reason = failure or "no connection came about"
     if not maybe_stored:
         return SendTimeout(
-            f"the message for {target.topic} was not sent to broker {target.broker_name} within {limit:g} s: {reason}"
+            f"the message for {target.topic} was not sent to broker {target.broker_name} within {limit:g} s: {failure}"
         )
     return SendTimeout(
         f"broker {target.broker_name} acknowledged nothing sent to {target.topic} within {limit:g} s: "
-        f"it may be stored all the same ({reason})"
+        f"it may be stored all the same ({failure})"
     )
 
 
