@@ -17,6 +17,15 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, Final
 
+COMPONENTS: Final = (
+    "acl", "admin", "admission", "audit", "broker", "client", "clients", "commitlog", "consume", "dashboard", "delay",
+    "deletions", "delivery", "expiry", "exporter", "failover", "filter", "flowcontrol", "flush", "ha", "http",
+    "index", "listening", "locks", "metrics", "nameserver", "offsets", "otel", "plugins", "processes", "produce",
+    "queues", "quota", "recovery", "register", "reply", "requests", "retention", "segments", "server", "spark",
+    "statefile", "stats", "store", "sweep", "systemd", "tls", "topics", "transaction", "watchdog",
+)  # fmt: skip
+"""Each logger of GantryMQ is ``gantrymq.`` and one of these; a plugin may have another one."""
+
 
 class _Fallback:
     """Writes an event and its fields as one line of ``logging``."""
@@ -62,6 +71,16 @@ class LibraryLog:
 
 _lock: Final = threading.Lock()
 _servers = 0
+
+
+def create_loggers() -> None:
+    """Create the loggers of ``logging`` that servers use.
+
+    pytest goes through all loggers before each test, and fails with a RuntimeError if another thread, such as that of a
+    broker, creates one meanwhile.
+    """
+    for component in COMPONENTS:
+        logging.getLogger(f"gantrymq.{component}")
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from gantrymq.plugins.interfaces import Registration, Replication
 from gantrymq.remoting.address import format_address, parse_address
 from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.errors import leaves
-from gantrymq.remoting.logs import servers_to_logging
+from gantrymq.remoting.logs import create_loggers, servers_to_logging
 
 _START_S = 10.0
 _END_S = 30.0
@@ -402,6 +402,7 @@ def cluster_in_thread(
         if thread.is_alive():
             failed.append(RuntimeError(_late(found[0][0].broker)))
 
+    create_loggers()
     thread = threading.Thread(target=body, name="gantrymq-cluster", daemon=True)
     thread.start()
     try:

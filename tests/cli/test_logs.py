@@ -17,6 +17,7 @@ import structlog
 from gantrymq.cli import logs
 from gantrymq.remoting import log_levels
 from gantrymq.remoting.log_levels import LogLevels
+from gantrymq.remoting.logs import COMPONENTS
 from gantrymq.remoting.recent_events import recent_events
 from support.processes import gantrymq_child, wait_for
 
@@ -165,12 +166,12 @@ def test_a_log_file_that_cannot_be_opened_is_wrong_usage(cli: Cli, tmp_path: Pat
     assert f"--log-file: {tmp_path}/none/log: No such file or directory" in done.err
 
 
-def test_the_page_lists_every_component() -> None:
+def test_the_page_and_the_library_list_every_component() -> None:
     page = (ROOT / "docs" / "howto" / "logs.md").read_text()
     listed = re.findall(r"`(\w+)`", page.partition("The components are")[2].partition("\n\n")[0])
     sources = [path for folder in ("gantrymq", "kernel", "plugins") for path in (ROOT / folder).rglob("*.py")]
     used = {name for path in sources for name in re.findall(r'get_logger\("gantrymq\.(\w+)"', path.read_text())}
-    assert set(listed) == used
+    assert set(listed) == used == set(COMPONENTS)
 
 
 def test_the_newest_events_are_kept_for_a_dashboard(configured: Path) -> None:
