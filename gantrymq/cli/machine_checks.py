@@ -13,6 +13,7 @@ from typing import Final
 import attrs
 
 from gantrymq.cli.findings import OK, WARN, Finding
+from gantrymq.kernel.env.memory import memory_limits
 
 MACHINE: Final = Path("/")
 BACKLOG: Final = 1024
@@ -21,7 +22,6 @@ SWAPPINESS_MAX: Final = 10
 MEMORY_LOW: Final = 1 << 30
 _VIRTUAL: Final = ("vd", "xvd", "nbd", "loop")
 """Disks of virtual machines say that they rotate, whatever is below them."""
-_UNLIMITED: Final = 1 << 60
 _IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 _REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs", "fuse.s3fs"})
 _LAYERS: Final = frozenset({"overlay", "aufs"})
@@ -69,7 +69,7 @@ def memory(root: Path = MACHINE) -> Finding:
     total, available = info.get("MemTotal", 0), info.get("MemAvailable", 0)
     if not total:
         return Finding("memory", OK, "not readable")
-    limit = min(_limits(root), default=_UNLIMITED)
+    limit = min(memory_limits(root), default=total)
     text = f"{_gib(total)} in this machine, {_gib(available)} available"
     if limit < total:
         text += f"; this process is limited to {_gib(limit)}, the cached log included"
@@ -140,20 +140,6 @@ def _queue(device: str, root: Path) -> Path | None:
     """The folder with the settings of a device, or of the disk that has the partition."""
     place = root / "sys/dev/block" / device
     return next((each for each in (place / "queue", place / "../queue") if each.is_dir()), None)
-
-
-def _limits(root: Path) -> list[int]:
-    """The limits of memory of the control groups of this process, in both versions of their file system."""
-    found = []
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        place = root / "sys/fs/cgroup" / (f"memory{group}" if "memory" in controllers else group.lstrip("/"))
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            number = _number(place / name)
-            if number is not None:
-                found.append(number)
-    return [each for each in found if each < _UNLIMITED]
 
 
 def _meminfo(root: Path) -> dict[str, int]:

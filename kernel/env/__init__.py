@@ -1,7 +1,7 @@
 """The broker's interface to the operating system: files, lock, clock, random numbers, addresses.
 
-Only ``system`` calls ``open``, ``os``, ``time`` or ``random``, so that a test can run the whole broker on a disk that
-loses data or with its own clock (``gantrymq.testing.memory_env``). Paths are strings.
+Only ``system`` and ``memory`` call ``open``, ``os``, ``time`` or ``random``, so that a test can run the whole broker
+on a disk that loses data or with its own clock (``gantrymq.testing.memory_env``). Paths are strings.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Env(Protocol):
     def disk_usage(self, path: str) -> DiskUsage: ...
 
     def memory_bytes(self) -> int:
-        """Return how much memory the machine has."""
+        """Return how much memory the machine has, or the limit of this process's control group if it is lower."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970; never steps back while the process runs."""

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gantrymq.kernel.env import DiskUsage, File, Listener, Lock, TreeFlusher, Waker
+from gantrymq.kernel.env.memory import memory_limits
 from gantrymq.kernel.errors import LockNotRegular, StoreInUse, StoreNotWritable
 
 if TYPE_CHECKING:
@@ -470,7 +471,7 @@ class SystemEnv:
         return DiskUsage(usage.total, usage.free)
 
     def memory_bytes(self) -> int:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *memory_limits()))
 
     def wall_ms(self) -> int:
         return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) + self._anchor_ns) // 1_000_000

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from gantrymq.kernel.errors import CorruptRange, OutOfLog
 from gantrymq.kernel.fast import empty_buffer
+from gantrymq.kernel.store.log.block_cache import BLOCK_BYTES, Block, BlockCache, most_blocks
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import BadRecord, record_owner
 from gantrymq.kernel.store.log.scan import checked_size
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Env
     from gantrymq.kernel.store.log.segments import Segment
 
-BLOCK_BYTES: Final = 64 * 1024
-KEPT_BLOCKS: Final = 256
-"""Blocks of the log that are kept in memory."""
 HOT_BYTES: Final = 1024 * 1024
 """Within this distance from the log's end a block is kept from its first use on; elsewhere from its second."""
 READS_KEPT: Final = 4096
@@ -42,28 +40,13 @@ class NotCached(Exception):
         self.fetch = fetch
 
 
-class _Block:
-    """The first ``filled`` bytes of a block of the log. They never change; more can follow."""
-
-    __slots__ = ("filled", "memory")
-
-    def __init__(self, size: int) -> None:
-        self.memory = memoryview(empty_buffer(size))
-        self.filled = 0
-
-    @property
-    def content(self) -> memoryview:
-        memory = self.memory
-        return memory if self.filled == len(memory) else memory[: self.filled]
-
-
 class LogWindows:
     """Parts of the log in memory. All methods but :meth:`fetch` are for the thread of the sweep."""
 
     def __init__(self, env: Env, log: CommitLog) -> None:
         self._env = env
         self._log = log
-        self._blocks: dict[int, _Block] = {}
+        self._blocks = BlockCache(most_blocks(env.memory_bytes()))
         self._reads: dict[int, None] = {}
 
     @property
@@ -197,12 +180,12 @@ class LogWindows:
         return False
 
     def _fill(
-        self, segment: Segment, start: int, block: _Block | None, needed: int, size: int, written: int
+        self, segment: Segment, start: int, block: Block | None, needed: int, size: int, written: int
     ) -> tuple[int, memoryview] | None:
         """Read what a block lacks."""
         end = min(size, written - start)
         if block is None:
-            block = _Block(size)
+            block = Block(size)
             into = block.memory if end == size else block.memory[:end]
         else:
             into = block.memory[block.filled : end]
@@ -210,9 +193,6 @@ class LogWindows:
         if block.filled < needed:
             return None
         if start not in self._blocks:
-            if len(self._blocks) >= KEPT_BLOCKS:
-                oldest = next(iter(self._blocks))
-                del self._blocks[oldest]
-                self._reads.pop(oldest, None)
-            self._blocks[start] = block
+            self._reads.pop(start, None)
+            self._blocks.add(start, block)
         return start, block.content

@@ -9,7 +9,8 @@ import pytest
 
 from gantrymq.kernel.batch import AppendBatch
 from gantrymq.kernel.env.system import SystemEnv
-from gantrymq.kernel.store.log.windows import BLOCK_BYTES, LogWindows
+from gantrymq.kernel.store.log.block_cache import BLOCK_BYTES
+from gantrymq.kernel.store.log.windows import LogWindows
 from gantrymq.kernel.store.store import Store, StoreConfig
 from gantrymq.testing.tinystore import commit
 
