@@ -50,12 +50,14 @@ def status(as_json: bool, nameserver: str) -> None:
     slave that hangs is then the one that its master reports, if the slave is the only one on its host. A broker that
     responds with an error, or whose certificate is not accepted, is `refusing`. A `fenced` master refuses messages
     because another broker was promoted (`epoch`). A master is `missing` if the nameservers know only slaves of its
-    name. `not_ready` is why clients cannot work with the broker, such as a full disk.
+    name. `not_ready` is why clients cannot work with the broker, such as a full disk. `not_promotable` is why a slave
+    refuses a promotion, such as a flag that sets its `broker.id`.
     """
     found = with_client(nameserver, broker_rows)
     add_lags_of_silent_slaves(found)
     for row in found:
         row["not_ready"] = row["not_ready"] or row["refusal"] or None
+        row["not_promotable"] = row["not_promotable"] or None
     rows = with_missing_masters(found)
     print_rows(COLUMNS, [{column: row[column] for column in COLUMNS} for row in rows], as_json)
 

@@ -34,6 +34,7 @@ COLUMNS: Final = (
     "lag_seconds",
     "epoch",
     "not_ready",
+    "not_promotable",
 )
 
 

@@ -234,6 +234,7 @@ class Watcher:
         for key in ("lost", "refused", "heard", "lock"):
             self._last_reported.pop(key, "")
         self._note_missing(rows)
+        self._note_not_promotable(rows)
         if self._read_at is not None and self._read_at == self._keeper.revision:
             if self._clock() >= self._read_next and self._members == self._written:
                 await self._read_again(self._read_at)
@@ -271,6 +272,17 @@ class Watcher:
                 log.warning(
                     "slave_missing", broker=self._name, address=address,
                     action="start it: no other slave can be promoted without it, because it may have more messages",
+                )  # fmt: skip
+
+    def _note_not_promotable(self, rows: Sequence[Row]) -> None:
+        """A slave that refuses a promotion cannot replace its master: operators should know before it is lost."""
+        for row in rows:
+            reason = str(row["not_promotable"])
+            is_known = row["role"] not in (UNREACHABLE, REFUSING)
+            if is_known and self._has_changed(f"not promotable {row['address']}", reason) and reason:
+                log.warning(
+                    "slave_not_promotable", broker=self._name, address=row["address"], reason=reason,
+                    action="set broker.id in its configuration file instead",
                 )  # fmt: skip
 
     async def _write_members(self) -> None:

@@ -127,6 +127,16 @@ def test_the_reason_of_a_broker_that_refuses_is_shown(cli: Callable[..., Any], m
     assert (shown["role"], shown["not_ready"]) == ("refusing", "certificate has expired")
 
 
+def test_the_reason_of_a_slave_that_cannot_be_promoted_is_shown(
+    cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = dict.fromkeys(COLUMNS) | {"broker": "broker-a", "id": 1, "role": "slave", "refusal": ""}
+    rows = [row | {"not_promotable": "broker.id is set by flag --set"}, row | {"id": 2, "not_promotable": ""}]
+    monkeypatch.setattr("gantrymq.cli.cluster.with_client", lambda *_: rows)
+    _, fixed, other = json.loads(cli("cluster", "status", "--json").out)
+    assert (fixed["not_promotable"], other["not_promotable"]) == ("broker.id is set by flag --set", None)
+
+
 def test_an_unregistered_master_has_a_row(tmp_path: Path, cli: Callable[..., Any]) -> None:
     with ExitStack() as stack:
         nameserver = stack.enter_context(

@@ -132,7 +132,7 @@ def test_a_full_disk(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -> 
 def test_a_lost_master(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -> None:
     with ExitStack() as stack:
         pair = stack.enter_context(HaPair(tmp_path))
-        master, _ = pair.start(0, "SYNC_MASTER"), pair.start(1, "SLAVE")
+        master, slave = pair.start(0, "SYNC_MASTER"), pair.start(1, "SLAVE")
         wait_registered(pair.nameserver, "broker-a")
         book = runbook("GantryMQBrokerDown", pair.nameserver)
         with gantrymq.sync.connect(pair.nameserver) as client, client.producer() as producer:
@@ -147,7 +147,7 @@ def test_a_lost_master(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -
         rows = book.run("cluster status")
         assert [row["address"] for row in rows if row["id"] == 0] == [promoted["master"]]
         (config := tmp_path / "broker.toml").write_text(
-            f'[broker]\ndata = "{pair.stores[0]}"\nlisten = "{pair.addresses[0]}"\n'
+            f'[broker]\nid = 1\ndata = "{pair.stores[0]}"\nlisten = "{pair.addresses[0]}"\n'
             f'nameservers = ["{pair.nameserver}"]\n[store]\ncommit_log_file_bytes = "16 MiB"\n'
             '[plugins]\nenable = ["ha"]\n[plugin.ha]\nrole = "sync_master"\n'
         )
@@ -163,6 +163,10 @@ def test_a_lost_master(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -
         with gantrymq.sync.connect(pair.nameserver) as client:
             with client.reader("orders", start="first", until="end") as reader:
                 assert sorted(int(message.body) for message in reader) == list(range(20))
+        assert rows[1]["not_promotable"] is None
+        slave.kill()  # which is the master now
+        again = book.cli("cluster", "promote", "broker-a", "--json")
+        assert json.loads(again.out)["master"] == pair.addresses[0], again.err
 
 
 def test_a_damaged_file(tmp_path: Path, runbook: Callable[[str, str], Runbook]) -> None:

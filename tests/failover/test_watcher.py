@@ -39,6 +39,8 @@ class Scene:
         """A is lost, and B does not respond either, as a promoted slave that restarts. C responds."""
         self.refuses = False
         """A answers with an error."""
+        self.b_not_promotable = ""
+        """Why B refuses a promotion."""
         self.store = MemoryStore()
         self.promotions: list[tuple[float, list[str]]] = []
 
@@ -49,7 +51,8 @@ class Scene:
             master = row(0, A, REFUSING, None) | {"refusal": "no permission"}
             return [master, row(1, B, "slave", "0-"), row(2, C, "slave", "0-")]
         if not self.is_lost:
-            return [row(0, A, "async_master", "0-"), row(1, B, "slave", "0-"), row(2, C, "slave", "0-")]
+            slave = row(1, B, "slave", "0-") | {"not_promotable": self.b_not_promotable}
+            return [row(0, A, "async_master", "0-"), slave, row(2, C, "slave", "0-")]
         gone = [row(number, address, UNREACHABLE, None) for address, number in more.items() if address in (A, B)]
         return [row(2, C, "slave", "5-aa"), *gone]
 
@@ -148,3 +151,18 @@ def test_a_master_that_answers_with_an_error_is_not_replaced(scene: Scene) -> No
             nursery.cancel_scope.cancel()
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_slave_that_cannot_be_promoted_is_reported_while_the_master_is_alive(scene: Scene) -> None:
+    scene.b_not_promotable = "broker.id is set by flag --set"
+
+    async def scenario() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scene.watch, "first")
+            await trio.sleep(10)
+            nursery.cancel_scope.cancel()
+
+    with structlog.testing.capture_logs() as logs:
+        trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    (warned,) = [entry for entry in logs if entry["event"] == "slave_not_promotable"]
+    assert (warned["address"], warned["reason"]) == (B, scene.b_not_promotable)
