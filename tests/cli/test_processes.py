@@ -316,18 +316,18 @@ def test_merged_metrics_have_each_family_once() -> None:
     one = b'# HELP a_total Sum\n# TYPE a_total counter\na_total{node_id="x"} 1.0\n'
     one += b'# HELP b B\n# TYPE b gauge\nb{node_id="x"} 2\n'
     other = b'# HELP a_total Sum\n# TYPE a_total counter\na_total{node_id="y"} 3.0\n'
-    lines = merge([one, other], {"x": (True, 0), "y": (False, 2)}).decode().splitlines()
+    lines = merge([one, other], {"x": (True, 0), "y": (False, 2)}, "c").decode().splitlines()
     assert lines[:4] == [
         "# HELP a_total Sum", "# TYPE a_total counter", 'a_total{node_id="x"} 1.0', 'a_total{node_id="y"} 3.0',
     ]  # fmt: skip
-    assert 'gantrymq_process_ready{node_id="y"} 0' in lines
-    assert 'gantrymq_process_restarts_total{node_id="y"} 2' in lines
+    assert 'gantrymq_process_ready{cluster="c",node_type="broker",node_id="y"} 0' in lines
+    assert 'gantrymq_process_restarts_total{cluster="c",node_type="broker",node_id="y"} 2' in lines
     assert "# EOF" not in lines
 
 
 def test_merged_openmetrics_end_once() -> None:
     text = b'# HELP a Sum\n# TYPE a counter\na_total{node_id="x"} 1.0\n# EOF\n'
-    lines = merge([text, text.replace(b'"x"', b'"y"')], {"x": (True, 0)}).decode().splitlines()
+    lines = merge([text, text.replace(b'"x"', b'"y"')], {"x": (True, 0)}, "c").decode().splitlines()
     assert (lines.count("# EOF"), lines[-1]) == (1, "# EOF")
     assert lines.count("# TYPE a counter") == 1
     assert "# TYPE gantrymq_process_restarts counter" in lines

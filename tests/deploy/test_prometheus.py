@@ -22,6 +22,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 import gantrymq.sync
+from gantrymq.cli.processes.exposition import merge
 from gantrymq.plugins.interfaces import ConsumerOffsets, Replication
 from gantrymq.plugins.metrics import MetricsPlugin
 from gantrymq.testing.harness import Cluster, cluster_in_thread, make_broker, run_broker, run_cluster
@@ -97,10 +98,11 @@ async def test_the_rules_are_tested_with_the_labels_of_a_real_broker(tmp_path: P
                 message = await anext(consumer)
                 master.registry.get(ConsumerOffsets).commit("billing", "orders", message.queue.queue_id, 0)
                 names = {series.partition("{")[0] for series, _ in input_series()}
-                labels: dict[str, set[str]] = {}
+                of_unit = labels_in(merge([], {"broker-a-1": (False, 0)}, "c"))
+                labels = of_unit
                 with trio.fail_after(20):
                     while not names <= labels.keys():
-                        labels = await trio.to_thread.run_sync(read_labels, plugin.address)
+                        labels = of_unit | await trio.to_thread.run_sync(read_labels, plugin.address)
     for series, _ in input_series():
         name, _, text = series.partition("{")
         assert set(re.findall(r"(\w+)=", text)) == labels[name], name
@@ -109,7 +111,11 @@ async def test_the_rules_are_tested_with_the_labels_of_a_real_broker(tmp_path: P
 def read_labels(address: str) -> dict[str, set[str]]:
     """The names of the labels of each series of a broker's page."""
     with urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
+        return labels_in(answer.read())
+
+
+def labels_in(page: bytes) -> dict[str, set[str]]:
+    families = text_string_to_metric_families(page.decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 

@@ -15,8 +15,8 @@ END: Final = b"# EOF"
 """The last line of OpenMetrics."""
 
 
-def merge(texts: Sequence[bytes], processes: Mapping[str, tuple[bool, int]]) -> bytes:
-    """One text of ``texts``, which are all of one format.
+def merge(texts: Sequence[bytes], processes: Mapping[str, tuple[bool, int]], cluster: str) -> bytes:
+    """One text of ``texts``, which are all of one format, with series of the ``processes`` of brokers of ``cluster``.
 
     ``processes``: for each broker whether it is ready, and how often it was restarted.
     """
@@ -37,22 +37,25 @@ def merge(texts: Sequence[bytes], processes: Mapping[str, tuple[bool, int]]) -> 
             elif line:
                 series.setdefault(family, []).append(line)
     lines = [line for family in heads | series for line in (*heads.get(family, ()), *series.get(family, ()))]
-    lines += _own(processes, is_open=is_open)
+    lines += _own(processes, cluster, is_open=is_open)
     return b"\n".join([*lines, *([END] if is_open else [])]) + b"\n"
 
 
-def _own(processes: Mapping[str, tuple[bool, int]], *, is_open: bool) -> list[bytes]:
+def _own(processes: Mapping[str, tuple[bool, int]], cluster: str, *, is_open: bool) -> list[bytes]:
     restarts = RESTARTS.removesuffix("_total") if is_open else RESTARTS
+    labels = {
+        name: f'cluster="{_escaped(cluster)}",node_type="broker",node_id="{_escaped(name)}"' for name in processes
+    }
     lines = [
         f"# HELP {READY} Whether the process of a broker is ready (--processes)",
         f"# TYPE {READY} gauge",
-        *(f'{READY}{{node_id="{_label(name)}"}} {int(ready)}' for name, (ready, _) in processes.items()),
+        *(f"{READY}{{{labels[name]}}} {int(ready)}" for name, (ready, _) in processes.items()),
         f"# HELP {restarts} Restarts of the process of a broker since the start of the unit",
         f"# TYPE {restarts} counter",
-        *(f'{RESTARTS}{{node_id="{_label(name)}"}} {count}' for name, (_, count) in processes.items()),
+        *(f"{RESTARTS}{{{labels[name]}}} {count}" for name, (_, count) in processes.items()),
     ]
     return [line.encode() for line in lines]
 
 
-def _label(value: str) -> str:
+def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

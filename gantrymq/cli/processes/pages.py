@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from gantrymq.nameserver import NameServer
     from gantrymq.plugins.interfaces import Encryption
 
-PAGE_SECONDS: Final = 10.0
+PAGE_SECONDS: Final = 5.0
+"""How long a broker may take to serve a page; by default, Prometheus waits 10 s for the page of all."""
 PAGE_MAX_BYTES: Final = 64 * 1024 * 1024
 
 log = structlog.get_logger("gantrymq.processes")
@@ -60,13 +61,13 @@ async def serve_pages(
 
     :class:`StartError` if an address is in use.
     """
-    url = ""
+    url, cluster = "", loaded.config.broker.cluster
     async with trio.open_nursery() as nursery:
         if layout.pages:
             section = loaded.config.section(HttpConfig)
             pages = Pages(health_pages(unit))
             if layout.metrics:
-                pages.add("/metrics", lambda accept: _metrics(unit, nameserver, accept))
+                pages.add("/metrics", lambda accept: _metrics(unit, cluster, nameserver, accept))
             host, port = parse_address(layout.pages, any_port=True)
             try:
                 server = HttpServer(SystemEnv(), host, port, pages, section.connections_max, section.timeout)
@@ -85,7 +86,7 @@ async def serve_pages(
             from gantrymq.plugins.metrics.server import MetricsServer
 
             async def render(accept: str) -> Text:
-                _, content_type, body = await _metrics(unit, nameserver, accept)
+                _, content_type, body = await _metrics(unit, cluster, nameserver, accept)
                 return Text(content_type, body)
 
             metrics = MetricsServer(SystemEnv(), loaded.config.section(MetricsConfig), render)
@@ -127,7 +128,7 @@ def health_pages(unit: Processes) -> dict[str, Page]:
     return {"/healthz": healthz, "/readyz": readyz, "/status.json": status}
 
 
-async def _metrics(unit: Processes, nameserver: NameServer | None, accept: str) -> tuple[int, str, bytes]:
+async def _metrics(unit: Processes, cluster: str, nameserver: NameServer | None, accept: str) -> tuple[int, str, bytes]:
     """The metrics of all brokers and the nameserver as one text, without brokers that do not respond."""
     rows = unit.rows()
     texts: dict[int, bytes] = {}
@@ -150,7 +151,7 @@ async def _metrics(unit: Processes, nameserver: NameServer | None, accept: str) 
         text = exposed(nameserver, accept, with_process=False)
         content_type = text.content_type
         found.append(text.body)
-    return 200, content_type, merge(found, own)
+    return 200, content_type, merge(found, own, cluster)
 
 
 async def _fetch(address: str, path: str, accept: str) -> tuple[int, str, bytes] | None:
