@@ -25,7 +25,7 @@ from gantrymq.plugins.offsets.admin import OffsetAdmin
 from gantrymq.plugins.offsets.changes import OffsetChanges
 from gantrymq.plugins.offsets.config import OffsetsConfig
 from gantrymq.plugins.offsets.file_check import check_offsets
-from gantrymq.plugins.offsets.lag import report_lag
+from gantrymq.plugins.offsets.lag import LagAges, report_lag
 from gantrymq.plugins.offsets.requests import OffsetRequests, end_of_queue
 from gantrymq.plugins.offsets.table import Offsets
 
@@ -45,6 +45,7 @@ class OffsetsPlugin:
     def __init__(self) -> None:
         self._offsets: Offsets | None = None
         self._config = OffsetsConfig()
+        self._ages = LagAges()
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -92,7 +93,7 @@ class OffsetsPlugin:
         replication = broker.registry.find(Replication)
         is_fenced = replication is not None and bool(replication.fenced)
         if self._offsets is not None and not broker.broker_id and not is_fenced:
-            report_lag(broker, self._offsets, metrics)
+            report_lag(broker, self._offsets, self._ages, metrics)
 
     @hookimpl
     def check_files(self, store: StoppedStore) -> None:

@@ -17,15 +17,19 @@ from gantrymq.plugins.interfaces import Statistics
 from gantrymq.remoting.names import is_retry_topic, is_system_group, is_system_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gantrymq.kernel.api import Broker
     from gantrymq.kernel.metrics import Metrics
+    from gantrymq.kernel.store.log.commitlog import CommitLog
     from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
     from gantrymq.plugins.offsets.table import Offsets
 
 READS_MAX: Final = 1000
-"""The most messages that are read to determine the age of the oldest unconsumed ones."""
+"""The most messages that a scrape reads to determine the age of the oldest unconsumed ones."""
+
+_Times = tuple[int | None, int | None]
+"""The store times of the oldest unconsumed and of the oldest unpulled message of a group; None without one."""
 
 
 @attrs.frozen
@@ -46,7 +50,7 @@ class _Group:
         }
 
 
-def report_lag(broker: Broker, offsets: Offsets, metrics: Metrics) -> None:
+def report_lag(broker: Broker, offsets: Offsets, ages: LagAges, metrics: Metrics) -> None:
     """For each topic and group the number of unconsumed messages and the age of the oldest one.
 
     With the plugin ``stats`` also how many of them the group has pulled, how many it has not, and the age of the oldest
@@ -80,32 +84,72 @@ def report_lag(broker: Broker, offsets: Offsets, metrics: Metrics) -> None:
                 **labels,
             )  # fmt: skip
         found.append(row)
-    metrics.later(partial(_report_ages, broker, found, metrics, statistics is not None))
+    metrics.later(partial(ages.report, broker, found, metrics, statistics is not None))
 
 
-def _report_ages(broker: Broker, groups: list[_Group], metrics: Metrics, has_pulled: bool) -> None:
-    now, left = broker.env.wall_ms(), READS_MAX
-    for row in groups:
-        places = dict.fromkeys(row.unconsumed + (row.unpulled if has_pulled else []))
-        left -= len(places)
-        if left < 0:
-            return
-        times = {place: message_stored_at(broker.log, *place) for place in places}
+class LagAges:
+    """The ages of the oldest unconsumed messages.
 
-        def age(of: list[tuple[ConsumeQueue, int]], times: Mapping[tuple[ConsumeQueue, int], int] = times) -> int:
-            known = [times[place] for place in of if times[place] >= 0]
-            return max(now - min(known), 0) if known else 0
+    A scrape reads at most :data:`READS_MAX` messages, but always those of one group, and continues with the groups that
+    the one before has left out. Their ages are those of their last read, so they may be too high by a few scrapes.
+    """
 
-        metrics.gauge(
-            "rocketmq_consumer_lag_latency_milliseconds",
-            "For how long the oldest message that the group has not consumed is there",
-            age(row.unconsumed),
-            **row.labels(),
-        )
-        if has_pulled:
+    def __init__(self) -> None:
+        self._next = 0
+        """The position of the first group to read."""
+        self._stored: dict[tuple[str, str], _Times] = {}
+        """By topic and group."""
+
+    def report(self, broker: Broker, groups: list[_Group], metrics: Metrics, has_pulled: bool) -> None:
+        """Report the ages for ``groups``, and how many of them this scrape has left out; reads the log."""
+        now = broker.env.wall_ms()
+        left_out = self._read(broker.log, groups, has_pulled)
+        for row in groups:
+            stored = self._stored.get((row.topic, row.group))
+            if stored is None:
+                continue
+            ages = [0 if time is None else max(now - time, 0) for time in stored]
             metrics.gauge(
-                "rocketmq_consumer_queueing_latency_milliseconds",
-                "For how long the oldest message that the group has not pulled is there",
-                age(row.unpulled),
+                "rocketmq_consumer_lag_latency_milliseconds",
+                "For how long the oldest message that the group has not consumed is there",
+                ages[0],
                 **row.labels(),
             )
+            if has_pulled:
+                metrics.gauge(
+                    "rocketmq_consumer_queueing_latency_milliseconds",
+                    "For how long the oldest message that the group has not pulled is there",
+                    ages[1],
+                    **row.labels(),
+                )
+        metrics.gauge(
+            "gantrymq_consumer_lag_latency_left_out_groups",
+            "Pairs of topic and group whose latency is of an earlier scrape, or missing, because of the limit of reads",
+            left_out,
+        )
+
+    def _read(self, log: CommitLog, groups: list[_Group], has_pulled: bool) -> int:
+        """Read the store times; returns how many groups were left out."""
+        found: dict[tuple[str, str], _Times] = {}
+        begin = self._next if self._next < len(groups) else 0
+        reads = left_out = 0
+        for index in (*range(begin, len(groups)), *range(begin)):
+            row = groups[index]
+            key = row.topic, row.group
+            places = dict.fromkeys(row.unconsumed + (row.unpulled if has_pulled else []))
+            if places and (left_out or (reads and reads + len(places) > READS_MAX)):
+                if not left_out:
+                    self._next = index
+                left_out += 1
+                if key in self._stored:
+                    found[key] = self._stored[key]
+                continue
+            reads += len(places)
+            times = {place: message_stored_at(log, *place) for place in places}
+            found[key] = _oldest(times, row.unconsumed), _oldest(times, row.unpulled if has_pulled else [])
+        self._stored = found
+        return left_out
+
+
+def _oldest(times: Mapping[tuple[ConsumeQueue, int], int], places: Sequence[tuple[ConsumeQueue, int]]) -> int | None:
+    return min((times[place] for place in places if times[place] >= 0), default=None)
