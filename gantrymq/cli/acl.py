@@ -25,6 +25,8 @@ from gantrymq.cli.plugin_activity import check_broker
 from gantrymq.cli.tables import print_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gantrymq.remoting.bodies.access import AccountConfig, AclConfigBody
     from gantrymq.remoting.channel import Channel
 
@@ -124,7 +126,7 @@ def set_user(access_key: str, admin: bool | None, topic_default: str | None, gro
     async def work(channel: Channel) -> dict[str, Any]:
         found = _account_in(await config_of(channel), access_key)
         flag = admin if admin is not None else found is not None and found.admin
-        await _update(channel, access_key, {**fields, "secretKey": secret.key}, flag)
+        await _update(channel, access_key, {**fields, "secretKey": secret.key}, flag, found)
         return {"access_key": access_key} | secret.shown("secret_key")
 
     change_brokers(brokers, work, f"account {access_key} is set", as_json, ("secret key", secret))
@@ -173,7 +175,7 @@ def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], bro
             "topicPerms": _merged(found.topic_perms, topics) if topics else None,
             "groupPerms": _merged(found.group_perms, groups) if groups else None,
         }
-        await _update(channel, access_key, fields, found.admin)
+        await _update(channel, access_key, fields, found.admin, found)
         return {"access_key": access_key, "topics": topics, "groups": groups}
 
     change_brokers(brokers, work, f"{access_key} has {' '.join((*topics, *groups))}", as_json)
@@ -182,13 +184,33 @@ def grant(access_key: str, topics: tuple[str, ...], groups: tuple[str, ...], bro
 # -------------------------------------------------------------------------------------------------------- internals
 
 
-async def _update(channel: Channel, access_key: str, fields: dict[str, str | None], admin: bool) -> None:
+async def _update(
+    channel: Channel, access_key: str, fields: Mapping[str, str | None], admin: bool, known: AccountConfig | None
+) -> None:
+    """Create the account, or change those ``fields`` of the ``known`` one that are not None.
+
+    A broker that shows the secret key gets the whole account: RocketMQ 4.9.7 refuses a change without the key, and
+    what the request lacks is not in force until the broker has read its file again.
+    """
     from gantrymq.remoting.codes import RequestCode
     from gantrymq.remoting.command import Command
 
-    ext = {"accessKey": access_key, "admin": str(admin).lower()}
-    ext |= {name: value for name, value in fields.items() if value is not None}
+    before = _fields_of(known) if known is not None and known.secret_key else {}
+    given = {name: value for name, value in fields.items() if value is not None}
+    ext = {"accessKey": access_key, "admin": str(admin).lower(), **before, **given}
     await call(channel, Command(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, ext))
+
+
+def _fields_of(account: AccountConfig) -> dict[str, str]:
+    fields = {
+        "secretKey": account.secret_key,
+        "whiteRemoteAddress": account.white_remote_address,
+        "defaultTopicPerm": account.default_topic_perm,
+        "defaultGroupPerm": account.default_group_perm,
+        "topicPerms": ",".join(account.topic_perms or ()),
+        "groupPerms": ",".join(account.group_perms or ()),
+    }
+    return {name: value for name, value in fields.items() if value}
 
 
 def _account_in(body: AclConfigBody, access_key: str) -> AccountConfig | None:

@@ -15,6 +15,7 @@ from gantrymq.kernel.processors import Request
 from gantrymq.plugins.acl.accounts import Accounts
 from gantrymq.plugins.acl.checks import Checks, Denied
 from gantrymq.plugins.acl.explain import explain, needed_names
+from gantrymq.remoting.bodies.access import AccountConfig, AclConfigBody
 from gantrymq.remoting.codes import RequestCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.rights import BROKER_RIGHTS, Right
@@ -279,6 +280,34 @@ def test_accounts_of_a_broker_are_listed_created_granted_and_deleted(
     done = cli("acl", "user", "delete", "the-nobody", "--broker", broker, "--json")
     assert json.loads(done.out) == [{"broker": broker, "access_key": "the-nobody", "deleted": True}]
     assert "the-nobody" not in accounts()
+
+
+def test_a_broker_that_shows_secret_keys_gets_whole_accounts(
+    cli: Cli, broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As RocketMQ 4.9.7, which refuses a change without the key."""
+    clerk = AccountConfig(
+        "the-clerk", "clerk-secret", default_topic_perm="DENY", topic_perms=["a=PUB", "b=SUB"], group_perms=["g=SUB"]
+    )
+    sent: list[Command] = []
+
+    async def config_of(_: object) -> AclConfigBody:
+        return AclConfigBody(plain_access_configs=[clerk])
+
+    async def call(_: object, command: Command) -> None:
+        sent.append(command)
+
+    monkeypatch.setattr("gantrymq.cli.acl.config_of", config_of)
+    monkeypatch.setattr("gantrymq.cli.acl.call", call)
+    granted = cli("acl", "grant", "the-clerk", "--topic", "a=DENY", "--broker", broker)
+    changed = cli("acl", "user", "set", "the-clerk", "--admin", "--broker", broker)
+    assert (granted.code, changed.code) == (0, 0), granted.err + changed.err
+    assert "clerk-secret" not in granted.out + changed.out
+    kept = {"accessKey": "the-clerk", "secretKey": "clerk-secret", "defaultTopicPerm": "DENY", "groupPerms": "g=SUB"}
+    assert [command.ext for command in sent] == [
+        {**kept, "admin": "false", "topicPerms": "a=DENY,b=SUB"},
+        {**kept, "admin": "true", "topicPerms": "a=PUB,b=SUB"},
+    ]  # fmt: skip
 
 
 def test_changes_of_accounts_are_printed_as_json_for_each_broker_that_has_changed(

@@ -246,20 +246,43 @@ def test_spark_reads_and_writes_with_keys(guarded: str) -> None:
         check_security({**signed, "secretKey": "guessed", "groupId": "billing"}, "orders")
 
 
-@pytest.mark.parametrize("guarded", ["5.3.3"], indirect=True)
-def test_our_commands_manage_users_and_policies_of_rocketmq_5(
-    guarded: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Run ``gantrymq`` in this process with the administrator's keys and return what it prints."""
     monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", ADMIN.access_key)
     monkeypatch.setenv("GANTRYMQ_SECRET_KEY", ADMIN.secret_key)
 
-    def call(*arguments: str) -> str:
+    def run(*arguments: str) -> str:
         capsys.readouterr()
         done = run_command(list(arguments))
         out, err = capsys.readouterr()
         assert done == 0, err
         return out
 
+    return run
+
+
+@pytest.mark.parametrize("guarded", ["4.9.7"], indirect=True)
+def test_our_commands_change_accounts_of_rocketmq_4(guarded: str, call: Callable[..., str]) -> None:
+    (row,) = json.loads(call("cluster", "status", "--nameserver", guarded, "--json"))
+    at = ("--broker", row["address"])
+    call("acl", "user", "set", "rocketmq-clerk", "--topic-default", "DENY", *at)
+    call("acl", "grant", "rocketmq-clerk", "--topic", "orders=PUB", "--group", "billing=SUB", *at)
+    call("acl", "grant", "rocketmq-clerk", "--topic", "invoices=SUB", *at)
+    call("acl", "user", "set", "rocketmq-clerk", "--group-default", "SUB", *at)
+    shown = call("acl", "user", "list", *at, "--json")
+    assert "secret" not in shown
+    assert {row["access_key"]: row for row in json.loads(shown)}["rocketmq-clerk"] == {
+        "access_key": "rocketmq-clerk", "admin": False, "topic_default": "DENY", "group_default": "SUB",
+        "topics": ["orders=PUB", "invoices=SUB"], "groups": ["billing=SUB"], "address": None,
+    }  # fmt: skip
+    call("acl", "user", "delete", "rocketmq-clerk", *at)
+
+
+@pytest.mark.parametrize("guarded", ["5.3.3"], indirect=True)
+def test_our_commands_manage_users_and_policies_of_rocketmq_5(
+    guarded: str, call: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     rows = json.loads(call("cluster", "status", "--nameserver", guarded, "--json"))
     check_user_commands(call, rows[0]["address"], tmp_path)
     worker = ("acl", "explain", WORKER.access_key, "send", "--broker", rows[0]["address"])

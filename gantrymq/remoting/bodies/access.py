@@ -11,9 +11,10 @@ from gantrymq.remoting.bodies.body import Body
 
 
 class AccountConfig(Body):
-    """One account. RocketMQ's response also has the secret key; GantryMQ's never does."""
+    """One account. RocketMQ's response has the secret key, GantryMQ's never does, and no command prints it."""
 
     access_key: str = ""
+    secret_key: str | None = None
     white_remote_address: str | None = None
     admin: bool = False
     default_topic_perm: str | None = None
