@@ -71,7 +71,8 @@ class AccountRequests:
         def change(document: dict[str, Any]) -> None:
             accounts = list_of(document, "accounts")
             kept = [each for each in accounts if _key_of(each) != access_key]
-            if len(kept) == len(accounts):
+            # another broker of a unit may have deleted it from the file already, and it is still in force here
+            if len(kept) == len(accounts) and access_key not in self._file.accounts.by_key:
                 raise ValueError(f"The accesskey[{access_key}] corresponding to accessConfig has been deleted failed.")
             document["accounts"] = kept
 

@@ -470,6 +470,19 @@ async def test_administrators_change_accounts(guarded: MakeBroker, accounts_file
         assert await ask(channel, send("T", b"x")) == (0, None)
 
 
+async def test_an_account_that_another_broker_has_deleted_from_the_file_can_be_deleted_here_too(
+    guarded: MakeBroker, accounts_file: Path
+) -> None:
+    delete = Command(RequestCode.DELETE_ACL_CONFIG, {"accessKey": "the-worker"})
+    broker = guarded(plugin__acl__interval="1h")
+    async with run_broker(broker), open_channel(broker.address) as channel:
+        entry = fastjson.dumps({"accessKey": ADMIN.access_key, "secretKey": ADMIN.secret_key, "admin": True}).decode()
+        write(accounts_file, f"accounts: [{entry}]\n")
+        assert await ask(channel, delete, ADMIN) == (0, None)
+        assert await ask(channel, send("T", b"x")) == (1, f"{REFUSED}No acl config for {WORKER.access_key}")
+        assert (await ask(channel, delete, ADMIN))[0] == ResponseCode.DELETE_ACL_CONFIG_FAILED
+
+
 async def test_a_change_of_an_account_that_is_in_the_file_twice_replaces_both_entries(guarded: MakeBroker) -> None:
     again = "- {accessKey: the-worker, secretKey: other-secret, admin: true}\n"
     async with run_broker(guarded(ACCOUNTS + again)) as broker, open_channel(broker.address) as channel:
