@@ -96,6 +96,7 @@ class Source:
         self.delayed: tuple[float, str | None, Any] = (-math.inf, None, None)
         """When the last reading of the timed messages began, for which topic, and what it has found."""
         self._seen: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
+        self._lags = views.GroupLags()
 
     async def sample(self) -> None:
         """Look at the cluster every :data:`SAMPLE_S` seconds, until cancelled."""
@@ -118,7 +119,7 @@ class Source:
     async def overview(self) -> dict[str, Any]:
         """:func:`views.overview`, and the brokers that no nameserver knows any more: also those that only a request
         between two samples has shown."""
-        found = await views.overview(self.ready())
+        found = await views.overview(self.ready(), self._lags)
         found["brokers"] = self._with_missing(found["brokers"])
         return found
 

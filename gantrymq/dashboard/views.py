@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -47,7 +47,7 @@ BODY_SHOWN_MAX: Final = 16 * 1024
 DELAYED_MAX: Final = 100_000
 """So many timed messages are read for the page of those that wait."""
 GROUPS_SUMMED_MAX: Final = 300
-"""Of so many groups the overview has the lag."""
+"""The most groups whose lag one overview reads."""
 
 
 @attrs.frozen
@@ -401,7 +401,25 @@ def shown(message: DeliveredRecord) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- overview
 
 
-async def overview(client: Client) -> dict[str, Any]:
+class GroupLags:
+    """The latest lag of each group. Each reading asks about at most :data:`GROUPS_SUMMED_MAX` groups: those that are
+    not known yet, then those that it asked about the longest time ago."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, groups.Overview] = {}
+
+    async def read(self, client: Client, names: Sequence[str], masters: Mapping[str, str]) -> list[groups.Overview]:
+        """Return the latest row of each of the groups ``names`` that is known."""
+        before, current = self._rows, set(names)
+        unknown = [name for name in names if name not in before]
+        known = [name for name in before if name in current]
+        asked = (unknown + known)[:GROUPS_SUMMED_MAX]
+        found = {row.group: row for row in await groups.overview(client, asked, masters)}
+        self._rows = {name: before[name] for name in known if name not in found} | found
+        return list(self._rows.values())
+
+
+async def overview(client: Client, lags: GroupLags) -> dict[str, Any]:
     """The brokers, the number of topics and groups, and the groups that lag most: groups and lag are those of the
     masters that can be reached and do not refuse; None, and no groups, if one of these does not answer."""
     rows = await brokers(client)
@@ -413,20 +431,20 @@ async def overview(client: Client) -> dict[str, Any]:
     known: list[str] | None
     try:
         known = await group_names(client.admin, masters=masters)
-        lags = await groups.overview(client, known[:GROUPS_SUMMED_MAX], masters)
+        rows_of_groups = await lags.read(client, known, masters)
     except GantryError:  # a broker that has just gone, or is slow: what it has is unknown, not nothing
-        known, lags = None, []
-    lags.sort(key=lambda row: -row.lag)
+        known, rows_of_groups = None, []
+    rows_of_groups.sort(key=lambda row: -row.lag)
     return {
         "brokers": rows,
         "nameservers": list(client.admin.nameservers),
         "topics": sum(not is_brokers_topic(name, named) for name in names),
         "groups": None if known is None else len(known),
         "dead_letter_topics": sum(name.startswith(DLQ_PREFIX) for name in names),
-        "lag": None if known is None else sum(row.lag for row in lags),
+        "lag": None if known is None else sum(row.lag for row in rows_of_groups),
         "stored_total": sum(row["stored_total"] or 0 for row in rows if row["id"] == 0),
         "delivered_total": sum(row["delivered_total"] or 0 for row in rows),
-        "slowest": [attrs.asdict(row) for row in lags[:8]],
+        "slowest": [attrs.asdict(row) for row in rows_of_groups[:8]],
     }
 
 

@@ -134,6 +134,16 @@ async def test_a_lost_master_does_not_hide_the_groups_and_lag_of_the_others(sour
     assert (found["groups"], found["lag"]) == (len(GROUPS), len(GROUPS) * 7)
 
 
+async def test_beyond_the_limit_a_sample_continues_with_the_groups_that_the_one_before_left_out(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "GROUPS_SUMMED_MAX", 2)
+    cast("FakeClient", source.client).admin = TwoMasters()
+    found = [await source.overview() for _ in range(3)]
+    assert [each["lag"] for each in found] == [2 * 7, 3 * 7, 3 * 7]
+    assert {row["group"] for row in found[-1]["slowest"]} == set(GROUPS)
+
+
 @pytest.mark.parametrize(
     "fault",
     [KeyError("broker-b"), ExceptionGroup("tasks", [ChannelClosed(BROKER, "closed")]), ValueError()],
