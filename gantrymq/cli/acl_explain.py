@@ -67,7 +67,7 @@ def explain(access_key: str, request: str, topic: str, group: str, address: str,
     compared as well, if GANTRYMQ_ACCESS_KEY is ACCESS_KEY. The exit code is 1 if the request is refused.
     """
     from gantrymq.plugins.acl.explain import explain as explained
-    from gantrymq.plugins.acl.explain import explain_user, needed_names
+    from gantrymq.plugins.acl.explain import needed_names
 
     code = _code_of(request)
     if sum(given is not None for given in (path, users, broker)) != 1:
@@ -85,7 +85,7 @@ def explain(access_key: str, request: str, topic: str, group: str, address: str,
         secret = None if account is None else account.secret
     elif users is not None:
         document = _read_users(users)
-        found = explain_user(document, access_key, code, cluster=cluster, **given)
+        found = _explain_user(document, access_key, code, cluster=cluster, **given)
         user = document.users.get(access_key)
         secret = None if user is None else (user.password or "").encode("utf-8", "surrogatepass")
     else:
@@ -154,9 +154,18 @@ def _read_users(path: str) -> UserDocument:
         raise CommandFailed(f"{path}: {error}") from None
 
 
+def _explain_user(users: UserDocument, name: str, code: RequestCode, **given: Any) -> Explanation:
+    from gantrymq.plugins.acl.explain import explain_user
+
+    try:
+        return explain_user(users, name, code, **given)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
 def _explain_at(broker: str, name: str, code: RequestCode, given: dict[str, Any]) -> Explanation:
     """What the broker decides about its user or account ``name``; a user comes first, as in the broker."""
-    from gantrymq.plugins.acl.explain import Explanation, explain, explain_user
+    from gantrymq.plugins.acl.explain import Explanation, explain
     from gantrymq.remoting.javaproperties import read_properties
 
     body, users, settings = ask(broker, lambda channel: _access_of(channel, name))
@@ -168,7 +177,7 @@ def _explain_at(broker: str, name: str, code: RequestCode, given: dict[str, Any]
         # GantryMQ's name of the setting, and RocketMQ's
         needs_policies = properties.get("plugin.acl.authorization", properties.get("authorizationEnabled", "true"))
         is_authorized = needs_policies.lower() == "true"
-        return explain_user(users, name, code, cluster=cluster, authorization=is_authorized, **given)
+        return _explain_user(users, name, code, cluster=cluster, authorization=is_authorized, **given)
     if accounts is not None and (users is None or is_trusted or name in accounts.by_key):
         return explain(accounts, name, code, cluster=cluster, **given)
     return Explanation(False, (f"no account has the access key {name!r}, and no user has this name",))

@@ -10,7 +10,7 @@ from typing import Final
 import attrs
 
 from gantrymq.plugins.acl.accounts import ANY, DENY, KEY_MIN_CHARACTERS, PUB, SENDS, SUB, Account, Accounts
-from gantrymq.plugins.acl.policies import Verdicts, needed_ways
+from gantrymq.plugins.acl.policies import Verdicts, missing_name, needed_ways
 from gantrymq.plugins.acl.resources import Needs, needs_of_reply
 from gantrymq.plugins.acl.users import ALLOW, DISABLED, SUBJECT_PREFIX, SUPER, UserDocument
 from gantrymq.remoting.codes import RequestCode
@@ -90,7 +90,8 @@ def explain_user(
     topic: str = "", group: str = "", address: str = "",
 ) -> Explanation:  # fmt: skip
     """As :func:`explain`, for a user of RocketMQ 5 and its policies. ``cluster``: the name of the broker's cluster;
-    ``authorization``: ``plugin.acl.authorization``."""
+    ``authorization``: ``plugin.acl.authorization``. ValueError if the decision depends on a topic or group that is not
+    given."""
     user = document.users.get(name)
     if user is None:
         return Explanation(False, (f"no user has the name {name!r}",))
@@ -102,7 +103,11 @@ def explain_user(
         return Explanation(True, ("users need no policies at this broker (plugin.acl.authorization = false)",))
     right = BROKER_RIGHTS[code]
     needs = None if right is Right.ADMIN else _needs(right, cluster, topic, group)
-    rows = needed_ways(code, {"topic": topic, "groupName": group}, needs, f"Cluster:{cluster}")
+    ext = {"topic": topic, "groupName": group}
+    missing = missing_name(code, ext)
+    if missing:
+        raise ValueError(f"{RequestCode(code).name} needs --{missing}: policies allow it for a {missing}")
+    rows = needed_ways(code, ext, needs, f"Cluster:{cluster}")
     reasons = [f"{RequestCode(code).name} ({code}) needs: {right.value}"]
     if not rows:
         reasons.append("every user may send message traces")

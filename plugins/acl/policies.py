@@ -141,6 +141,12 @@ class Verdicts:
         return found
 
 
+def missing_name(code: int, ext: Mapping[str, str]) -> str:
+    """``topic`` or ``group`` if the request needs an action on one and does not name it; otherwise empty."""
+    kind, field, _ = _OF_TOPIC_OR_GROUP.get(code, ("", "", ""))
+    return "" if not kind or ext.get(field) else kind.lower()
+
+
 def needed_ways(code: int, ext: Mapping[str, str], needs: Needs | None, cluster: str) -> list[tuple[str, Ways]]:
     """The resources of a request, each with the ways of which one must be allowed.
 

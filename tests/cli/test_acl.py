@@ -399,6 +399,18 @@ def test_explain_says_what_policies_decide_about_a_user(
     assert "password" not in done.out + done.err
 
 
+@pytest.mark.parametrize(
+    ("request_name", "option"),
+    [("admin", "--topic"), ("DELETE_TOPIC_IN_BROKER", "--topic"), ("DELETE_SUBSCRIPTIONGROUP", "--group")],
+)
+def test_explain_asks_for_the_topic_or_group_on_which_policies_decide(
+    cli: Cli, tmp_path: Path, request_name: str, option: str
+) -> None:
+    (tmp_path / "users.json").write_text(json.dumps(USERS))
+    done = cli("acl", "explain", "alice", request_name, "--users", str(tmp_path / "users.json"))
+    assert (done.code, f"needs {option}" in " ".join(done.err.split())) == (2, True)
+
+
 def test_a_broker_without_users_of_rocketmq_5_is_named(cli: Cli, broker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GANTRYMQ_ACCESS_KEY", ADMIN.access_key)
     monkeypatch.setenv("GANTRYMQ_SECRET_KEY", ADMIN.secret_key)
