@@ -54,22 +54,20 @@ def check_size(topic: str, body: int, properties: int, config: StoreConfig) -> N
 
     ``body`` and ``properties`` in bytes.
 
-    The log refuses large rows one by one, when it is too late for the following row.
+    The log refuses large rows one by one, when it is too late for the following row. It applies
+    ``store.max_message_bytes``, and only to messages from clients: the limit may be lower than it was when the half
+    message was stored.
     """
     properties += MORE_PROPERTIES
     size = LONGEST_HEAD + body + max(len(topic), len(TRANS_HALF_TOPIC)) + properties
-    if (
-        body > config.max_message_bytes
-        or size > config.commit_log_file_bytes - BLANK_BYTES
-        or properties > PROPERTIES_LIMIT
-    ):
+    if size > config.commit_log_file_bytes - BLANK_BYTES or properties > PROPERTIES_LIMIT:
         raise RemoteFault(ResponseCode.MESSAGE_ILLEGAL, "the half message is too large to be stored again")
 
 
 def fitting_size(config: StoreConfig) -> int:
     """With no more bytes of body and properties together, :func:`check_size` has nothing against any half message."""
     room = config.commit_log_file_bytes - BLANK_BYTES - LONGEST_HEAD - len(TRANS_HALF_TOPIC) - MORE_PROPERTIES
-    return min(config.max_message_bytes, room, PROPERTIES_LIMIT - MORE_PROPERTIES)
+    return min(room, PROPERTIES_LIMIT - MORE_PROPERTIES)
 
 
 @lru_cache(KEPT_PLACES)

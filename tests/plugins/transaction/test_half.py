@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
+import attrs
 import pytest
 import structlog.testing
 
@@ -17,6 +18,7 @@ from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import decode_properties, java_hash
 from gantrymq.remoting.records import HEADS
 from gantrymq.testing.memory_env import MemoryEnv
+from gantrymq.testing.tinystore import TINY
 from gantrymq.testing.transacted import COMMIT, GROUP, ROLLBACK, Half, TransactedStore, in_order, killed
 from support.unreadable import fail_log_reads, fail_reads, fail_writes
 
@@ -1010,6 +1012,24 @@ def test_a_slave_that_begins_with_a_later_log_file_keeps_the_half_messages_that_
     slave.copy_from(master, begin=later)
     [first, *_] = slave.messages(TRANS_HALF_TOPIC)
     assert slave.plugin.strategy.floor() == first.offset == later
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_half_message_larger_than_a_later_limit_is_checked_back_and_committed(is_checked: bool) -> None:
+    env, body = MemoryEnv(), b"x" * 1500
+    world = TransactedStore(env)
+    half = world.half(body)
+    world.close()
+    world = TransactedStore(env, config=attrs.evolve(TINY, max_message_bytes=1000))
+    assert world.halves([body]).statuses == [ResponseCode.MESSAGE_ILLEGAL], "the limit applies to new messages"
+    if is_checked:
+        producer = world.producers.join()
+        world.pass_time(INTERVAL_S)
+        world.scan()
+        [check_back] = producer.take_check_backs()
+        half = check_back.half
+    assert world.end_now(half, COMMIT, checked=is_checked) == ResponseCode.SUCCESS
+    assert world.bodies() == [body]
 
 
 def test_a_slave_reports_no_number_of_open_transactions() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
 import pytest
 
 from gantrymq.kernel.batch import AppendBatch
@@ -12,17 +13,18 @@ from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.names import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC
 from gantrymq.remoting.properties import find_property
 from gantrymq.testing.memory_env import MemoryEnv
+from gantrymq.testing.tinystore import TINY
 from gantrymq.testing.transacted import COMMIT, ROLLBACK, Producer, TransactedStore, in_order, killed
 
 INTERVAL_S = 61
 BOTH = pytest.mark.parametrize("strategy", ["half", "state_table"])
 
 
-def put_aside(strategy: str, **settings: Any) -> tuple[TransactedStore, Producer, str]:
+def put_aside(strategy: str, body: bytes = b"x", **settings: Any) -> tuple[TransactedStore, Producer, str]:
     """A store whose only transaction was put aside after its check_back, a producer, and the message's id."""
     world = TransactedStore(MemoryEnv(), strategy, check_max=1, **settings)
     producer = world.producers.join()
-    world.half(b"x", topic="Orders", queue_id=3)
+    world.half(body, topic="Orders", queue_id=3)
     world.commit()
     for _ in range(2):
         world.pass_time(INTERVAL_S)
@@ -124,3 +126,14 @@ def test_a_slave_puts_nothing_back() -> None:
     slave = TransactedStore(MemoryEnv(), broker_id=1)
     slave.copy_from(world)
     assert told(slave.resume(message_id)) == [(ResponseCode.SYSTEM_ERROR, NOT_PUT)]
+
+
+@BOTH
+def test_a_discarded_message_larger_than_a_later_limit_is_resumed(strategy: str) -> None:
+    world, _, message_id = put_aside(strategy, b"x" * 1500)
+    world.close()
+    world = TransactedStore(world.env, strategy, config=attrs.evolve(TINY, max_message_bytes=1000))
+    peer = world.resume(message_id)
+    world.commit()
+    assert told(peer) == [(ResponseCode.SUCCESS, None)]
+    assert world.plugin.strategy.open_count == 1
