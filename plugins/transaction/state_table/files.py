@@ -192,11 +192,8 @@ class StateFiles:
         entries = self.redo
         self._make()
         self.redo = entries
-        behind = StateRow(self.position, 1, 0, 0)
-        if rows or end:
-            self.table.begin_at(rows[0][0] if rows else end, rows[0][1] if rows else behind)
-            self.table.append(rows)
-            self.table.fill_to(end, behind)
+        self.table.append(rows)
+        self.table.fill_to(end, StateRow(self.position, 1, 0, 0))
 
     # -------------------------------------------------------------------------------------------------- the log's way
 

@@ -236,12 +236,15 @@ class StateTableStrategy:
         """See :class:`Strategy`. Ignores batches of the recovery, because :meth:`open` reads new records itself."""
         if not self._is_open:
             return
-        if batch.start != self._files.position:
-            raise ValueError(f"dispatched from {batch.start} on, but the table ends at {self._files.position}")
-        self._files.apply(batch)
+        files = self._files
+        if files.position < self._store.log.min_offset:
+            files.position = batch.start  # a new slave begins with a later file of its master's log
+        if batch.start != files.position:
+            raise ValueError(f"dispatched from {batch.start} on, but the table ends at {files.position}")
+        files.apply(batch)
         if self._closing and batch.sys_flag_bits & STATE_BITS:
             for offset in set(batch.prepared_offsets) & self._closing.keys():
-                row = self._files.table.get(self._closing[offset].number)
+                row = files.table.get(self._closing[offset].number)
                 if row is None or row.log_offset != offset or row.state != PREPARED:
                     self._closing.pop(offset).answer(ResponseCode.SUCCESS, None)
 

@@ -158,11 +158,6 @@ class StateTable:
 
     # ------------------------------------------------------------------------------------------------------ write
 
-    def begin_at(self, number: int, row: StateRow) -> None:
-        """Let an empty table continue at ``number``; rows before it in the same file are fillers of ``row``."""
-        self.start = self.end = self._low = number - number % self._file_rows
-        self.fill_to(number, row)
-
     def append(self, rows: Iterable[tuple[int, StateRow]]) -> None:
         """Add rows in the order of their numbers; gaps get fillers. A row with a used number is left out and logged."""
         parts: list[bytes] = []
@@ -181,7 +176,10 @@ class StateTable:
         self._put(first, parts)
 
     def fill_to(self, number: int, row: StateRow) -> None:
-        """Let the table end before row ``number``, with fillers of ``row``."""
+        """Let the table end before row ``number``, with fillers of ``row``; an empty table begins with the file of that
+        row."""
+        if self.start == self.end and not len(self._segments):
+            self.start = self.end = self._low = number - number % self._file_rows
         while self.end < number:
             self._put(self.end, [row.filler()] * min(number - self.end, _CHUNK_ROWS))
 

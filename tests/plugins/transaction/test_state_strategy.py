@@ -15,6 +15,7 @@ from gantrymq.kernel.store.store import StoreConfig
 from gantrymq.plugins.transaction.state_table import strategy as state_strategy
 from gantrymq.plugins.transaction.state_table.marks import read_marks
 from gantrymq.plugins.transaction.state_table.strategy import StateTableStrategy
+from gantrymq.plugins.transaction.state_table.table import UNIT
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.headers.transactions import EndTransactionHeader
@@ -408,3 +409,25 @@ def test_a_slave_keeps_the_records_of_its_masters_open_transactions_and_no_other
     master.commit()
     slave.copy_from(master)
     assert slave.plugin.strategy.floor() == later.offset
+
+
+def test_a_slave_that_begins_with_a_later_log_file_keeps_its_open_transactions() -> None:
+    master = TransactedStore(MemoryEnv(), "state_table")
+    halves = [master.half(b"%d" % number) for number in range(200)]
+    master.commit()
+    later = next(segment.base for segment in master.log.segments if segment.base > halves[150].offset)
+    kept = [half for half in halves if half.offset >= later]
+    env = MemoryEnv()
+    slave = TransactedStore(env, "state_table", broker_id=1)
+    slave.copy_from(master, begin=later)
+    assert slave.plugin.strategy.floor() == kept[0].offset
+    first_file = kept[0].queue_offset // 64 * 64
+    assert env.listdir("store/transaction/statetable")[0] == f"{first_file * UNIT:020d}", "no file has only fillers"
+    for ended in (halves[0], kept[0]):
+        assert master.end_now(ended, COMMIT) == ResponseCode.SUCCESS
+    slave.copy_from(master)
+    assert slave.plugin.strategy.floor() == kept[1].offset
+    slave.close()
+    promoted = TransactedStore(env, "state_table")
+    assert promoted.plugin.strategy.open_count == len(kept) - 1
+    assert promoted.half(b"new").queue_offset == 200

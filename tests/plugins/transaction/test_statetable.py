@@ -91,7 +91,6 @@ def test_a_gap_is_filled_with_rows_that_have_ended() -> None:
 def test_an_empty_table_may_begin_anywhere() -> None:
     env = MemoryEnv()
     table = make(env)
-    table.begin_at(35, row(35))
     table.append(rows(35, 37))
     assert env.listdir("table") == [f"{32 * UNIT:020d}"]
     again = reopened(env)
