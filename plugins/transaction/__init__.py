@@ -132,7 +132,7 @@ class TransactionPlugin:
     @hookimpl
     def check_files(self, store: StoppedStore, config: Config) -> None:
         """Check the files of the strategy ``state_table``, if the store has them."""
-        check_state_table(store, config.section(TransactionConfig).file_rows)
+        check_state_table(store, config.section(self.config_section()[1]).file_rows)
 
     @hookimpl
     def persist(self, broker: Broker) -> dict[str, bytes] | None:

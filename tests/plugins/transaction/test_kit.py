@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import attrs
@@ -10,8 +11,12 @@ import pytest
 
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import AppendBatch
+from gantrymq.kernel.stopped_store import StoppedStore
 from gantrymq.kernel.store.log.record import Record
+from gantrymq.maintenance.state_check import check_plugin_files
+from gantrymq.maintenance.store_check import StoreCheck
 from gantrymq.message import Outcome
+from gantrymq.plugins.index.layout import Shape
 from gantrymq.plugins.transaction import TransactionPlugin
 from gantrymq.plugins.transaction.config import TransactionConfig
 from gantrymq.plugins.transaction.half import check_scan
@@ -23,6 +28,8 @@ from gantrymq.plugins.transaction.strategies import STRATEGIES, StrategyKind
 from gantrymq.plugins.transaction.strategy import StrategyContext
 from gantrymq.testing import transactionkit
 from gantrymq.testing.fixtures import StartPluginBroker
+from gantrymq.testing.harness import make_broker
+from gantrymq.testing.tinystore import open_store
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -195,6 +202,17 @@ def test_a_plugin_runs_a_strategy_of_its_own(plugin_broker: StartPluginBroker) -
     with running.client.consumer("orders", "readers", start="first") as consumer:
         assert next(consumer).body == b"COMMIT"
     assert running.plugin.strategy.open_count == 0
+
+
+def test_the_store_of_a_plugin_with_its_own_strategy_passes_a_deep_check(tmp_path: Path) -> None:
+    broker = make_broker(tmp_path, disable=["transaction"], enable=[OwnTransactions])
+    open_store(broker.env, broker.root)[0].close()
+
+    def check_files(store: StoppedStore) -> None:
+        check_plugin_files(store, broker.config, [broker.manager])
+
+    report = StoreCheck(broker.env, broker.root, Shape(64, 200), deep=True, check_files=check_files).run()
+    assert [finding for finding in report.state if finding.is_damage] == []
 
 
 def test_the_kit_finds_a_walk_that_loses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
