@@ -81,7 +81,7 @@ class Comparison:
         self._master_compares = True
         """Whether the master supports COMPARE_LOG; a RocketMQ master is asked for records instead."""
         self.master_flushes = True
-        """Whether the master has each record on its disk before it acknowledges it."""
+        """Whether the master reports that it has each record on its disk before it acknowledges it."""
         self.ticket = b""
         """The ticket for the next connection to the master's port of replication, if it needs one."""
         self.epoch = epochs.known
@@ -192,7 +192,7 @@ class Comparison:
         if says.get("brokerId", "0") != "0":
             raise Unlike(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
         self._epochs.note_master_role(says.get("brokerRole", ""))
-        self.master_flushes = says.get("flushDiskType", "SYNC_FLUSH") == "SYNC_FLUSH"
+        self.master_flushes = says.get("flushDiskType") == "SYNC_FLUSH"
 
     async def _fetch_ticket(self, channel: Channel) -> None:
         """Fetch a ticket, unless the master is RocketMQ's. :class:`RemoteFault` if this broker may not be its slave."""

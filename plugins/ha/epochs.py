@@ -46,7 +46,7 @@ class LogEpoch:
     """The log is equal to that of the master of ``epoch`` up to its own end, which is not before ``start``: the offset
     in bytes at which that master's log ended when it began to accept messages in the epoch.
 
-    ``async_flush``: that master has reported asynchronous flush while this slave followed it."""
+    ``async_flush``: that master has not reported synchronous flush while this slave followed it."""
 
     epoch: Epoch
     start: int
@@ -213,7 +213,7 @@ class Epochs:
 
         ``start`` is the offset at which the master's log ended when the epoch began, None if it does not report it.
         Before the log reaches ``start``, it may lack acknowledged messages of earlier epochs, and keeps its epoch.
-        ``async_flush``: the master's flush is asynchronous. This is kept until the epoch of the log changes.
+        ``async_flush``: the master does not report synchronous flush. This is kept until the epoch of the log changes.
         """
         found = self.of_log
         if start is None:

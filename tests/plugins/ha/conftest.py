@@ -24,6 +24,8 @@ class Pair:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.flush: list[object] = []
+        """The plugin that takes the place of ``flush`` on masters, if there is one."""
 
     @asynccontextmanager
     async def master(self, home: str = "master", *, env: Env | None = None, **settings: str) -> AsyncIterator[Broker]:
@@ -32,7 +34,9 @@ class Pair:
             "plugin.ha.listen": "127.0.0.1:0",
             **{key if "." in key else f"plugin.ha.{key}": value for key, value in settings.items()},
         }
-        async with run_broker(make_broker(self.root / home, settings=given, enable=[PLUGIN], env=env)) as broker:
+        disable = ["flush"] if self.flush else []
+        broker = make_broker(self.root / home, settings=given, enable=[PLUGIN, *self.flush], disable=disable, env=env)
+        async with run_broker(broker):
             yield broker
 
     def make_slave(

@@ -14,7 +14,9 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.broker import Broker
 from gantrymq.kernel.errors import OutOfLog, StartError
 from gantrymq.kernel.processors import Processor, Request
+from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import BLANK_BYTES, blank
+from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.ha import HaPlugin
 from gantrymq.plugins.ha import slave as slave_module
 from gantrymq.plugins.ha.compare import CUT_FILE
@@ -158,17 +160,21 @@ async def test_a_damaged_range_at_the_end_of_a_file_stays(pair: Any) -> None:
             assert not slave.restarting
 
 
-async def lose_last_messages(pair: Any, flush: str, before_cut: str = "") -> None:
+async def lose_last_messages(pair: Any, flush: str = "", before_cut: str = "") -> None:
     """A slave with 20 messages, and its master's store with 10 of them, as after a power cut of the master.
 
-    ``before_cut``: the flush mode in which the master has accepted the others, if it is another one.
+    ``flush``: the flush mode; empty if the master has another flush plugin. ``before_cut``: the flush mode in which the
+    master has accepted the others, if it is another one.
     """
     master_home, before = pair.root / "master", pair.root / "before"
-    async with pair.master(**{"plugin.flush.mode": flush}) as master, pair.slave(master) as slave:
+    settings = {"plugin.flush.mode": flush} if flush else {}
+    async with pair.master(**settings) as master, pair.slave(master) as slave:
         await pair.send(master, *[b"early"] * 10)
         await pair.until(lambda: slave.store.dispatched == master.log.end)
     shutil.copytree(master_home, before)
-    async with pair.master(**{"plugin.flush.mode": before_cut or flush}) as master, pair.slave(master) as slave:
+    if before_cut:
+        settings = {"plugin.flush.mode": before_cut}
+    async with pair.master(**settings) as master, pair.slave(master) as slave:
         await pair.send(master, *[b"late"] * 10)
         await pair.until(lambda: slave.store.dispatched == master.log.end)
     shutil.rmtree(master_home)
@@ -255,6 +261,34 @@ async def test_a_slave_keeps_what_its_master_has_lost_if_the_flush_was_asynchron
                 assert slave.queues.get("T", 0).max_offset == 20
         reason = next(entry["reason"] for entry in logs if entry["event"] == "master_not_connected")
         assert "whose flush is or was asynchronous, has lost" in reason
+
+
+class LateFlush:
+    """Flushes after the response."""
+
+    name = "late_flush"
+    slot = "flush"
+
+    @hookimpl
+    def make_flush_strategy(self, log: CommitLog) -> IntervalFlush:
+        return IntervalFlush(log, 0.1, 1, 1.0)
+
+
+async def test_a_slave_keeps_what_a_master_that_does_not_report_its_flush_has_lost(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master may have acknowledged it before the flush."""
+    monkeypatch.setattr(slave_module, "SETTLE_S", 0.2)
+    pair.flush = [LateFlush]
+    await lose_last_messages(pair)
+    async with pair.master() as master:
+        with structlog.testing.capture_logs() as logs:
+            async with pair.slave(master) as slave:
+                await pair.until(
+                    lambda: slave.restarting or any(entry["event"] == "master_not_connected" for entry in logs)
+                )
+                assert not slave.restarting
+                assert slave.queues.get("T", 0).max_offset == 20
 
 
 async def test_a_slave_loses_what_a_master_with_synchronous_flush_has_not_acknowledged(pair: Any) -> None:
