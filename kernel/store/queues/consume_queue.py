@@ -235,7 +235,11 @@ class ConsumeQueue:
             queue_offsets = more.queue_offsets or count_from(more.first)
             for queue_offset, (offset, size, code) in zip(queue_offsets, ENTRY.iter_unpack(more.entries), strict=False):
                 self._put_one(queue_offset, offset, size, code)
-        if len(self._tail) >= self._tail_bytes and self._writing.acquire(blocking=False):
+        waiting = len(self._tail)
+        if self._fillers.stop == self.max_offset:
+            # A write puts these fillers into the files, and the next entry that replaces one takes them out again.
+            waiting -= len(self._fillers) * UNIT
+        if waiting >= self._tail_bytes and self._writing.acquire(blocking=False):
             # Not while the other thread writes: it either includes these entries or leaves them for the next flush.
             try:
                 self._write_tail()

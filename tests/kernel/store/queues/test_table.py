@@ -262,6 +262,22 @@ def test_a_record_takes_the_place_of_a_filler_without_a_free_descriptor(monkeypa
     assert content(queue) == content(again) == wanted
 
 
+def test_entries_in_place_of_many_fillers_are_written_as_seldom_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    tail_entries, more = 50, 200
+    queues = make(MemoryEnv(), tail_bytes=tail_entries * ENTRY.size, file_units=1000)
+    queue = fill(queues, 5)
+    queue.extend(5 + more + 3 * tail_entries, 0)
+    written: list[int] = []
+    write = Segments.write
+    monkeypatch.setattr(
+        Segments, "write", lambda self, offset, data: written.append(offset) or write(self, offset, data)
+    )
+    for number in range(5, 5 + more):
+        fill(queues, 1, number)
+    assert len(written) == more // tail_entries
+    assert content(queue) == [*expected(0, 5 + more), *[(0, 0x7FFFFFFF)] * (3 * tail_entries)]
+
+
 def test_a_taken_queue_offset_is_noticed_without_a_free_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     env = MemoryEnv()
     queues = make(env)
