@@ -326,7 +326,7 @@ class LiveSettings(Protocol):
         """Apply the settings of ``config`` that differ and may change now.
 
         Returns their names, and the names of the other settings that differ, which need a restart. ``RemoteFault``
-        (code 1) if a plugin refuses a value; sections before it have changed.
+        (code 1) if a plugin refuses a value; then nothing has changed.
         """
 
     def allow(

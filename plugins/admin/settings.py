@@ -131,7 +131,7 @@ class ChangeableSettings:
     def reload(self, config: Config) -> tuple[list[str], list[str]]:
         """Apply the settings of ``config`` that differ and may change now; returns their names, and those of the rest.
 
-        :class:`RemoteFault` (code 1) if a plugin refuses a value; sections before it have changed.
+        :class:`RemoteFault` (code 1) if a plugin refuses a value; then nothing has changed.
         """
         changes: dict[str, dict[str, object]] = {}
         pending: list[str] = []
@@ -149,12 +149,20 @@ class ChangeableSettings:
         return names, pending
 
     def _apply(self, changes: dict[str, dict[str, object]]) -> list[str]:
-        """Put validated values in force; returns their names."""
-        for section, values in sorted(changes.items()):
-            live = self._live[section]
-            changed = attrs.evolve(live.current, **values)
-            live.change(changed)
-            live.current = changed
+        """Put validated values in force; returns their names. If a plugin refuses one, changes all sections back."""
+        applied: list[tuple[_Live, Any]] = []
+        try:
+            for section, values in sorted(changes.items()):
+                live = self._live[section]
+                before, changed = live.current, attrs.evolve(live.current, **values)
+                live.change(changed)
+                live.current = changed
+                applied.append((live, before))
+        except Exception:
+            for live, before in reversed(applied):
+                live.change(before)
+                live.current = before
+            raise
         names = sorted(f"{section}.{key}" for section, values in changes.items() for key in values)
         if names:
             self.version = self.version.next(self._broker.env.wall_ms())

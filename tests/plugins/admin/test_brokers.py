@@ -18,12 +18,14 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 from gantrymq.plugins.admin.overrides import Overrides
 from gantrymq.plugins.admin.settings import ChangeableSettings
+from gantrymq.plugins.consume.config import ConsumeConfig
 from gantrymq.plugins.interfaces import LiveSettings, Retention, TopicTable
 from gantrymq.plugins.retention import RetentionConfig
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import open_channel
-from gantrymq.remoting.codes import RequestCode
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
+from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.javaproperties import read_properties, write_properties
 from gantrymq.testing.harness import make_broker, run_broker
 from gantrymq.testing.memory_env import MemoryEnv
@@ -264,6 +266,22 @@ async def test_an_unreadable_file_of_changes_stops_the_start(bench: Any, text: s
         ChangeableSettings(bench.broker)
     with pytest.raises(ConfigError, match=r"overrides\.toml"):
         load(ConfigFlags(data=bench.broker.root))
+
+
+async def test_a_change_that_a_plugin_refuses_changes_nothing(bench: Any) -> None:
+    def refuse(_changed: object) -> None:
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, "not now")
+
+    live, in_force = bench.broker.registry.get(LiveSettings), list[ConsumeConfig]()
+    live.allow("plugin.consume", ConsumeConfig(), {"memory_percent"}, in_force.append)
+    live.allow("plugin.retention", RetentionConfig(), {"keep"}, refuse)
+    before = await bench.ask(26)
+    answer = await bench.ask(25, body=b"plugin.consume.memory_percent=20\nfileReservedTime=48")
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "not now")
+    assert [config.memory_percent for config in in_force] == [20, 40]
+    after = await bench.ask(26)
+    assert (after.body, after.ext) == (before.body, before.ext)
+    assert overridden_keys(bench.broker) == set()
 
 
 async def test_a_reload_names_a_changed_secret_and_shows_none(tmp_path: Path) -> None:
