@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from gantrymq.kernel.config.rocketmq_keys import write_plain
 from gantrymq.kernel.processors import Handler, Request
 from gantrymq.kernel.store.reading import first_stored_at
 from gantrymq.plugins.admin.settings import ChangeableSettings
-from gantrymq.plugins.interfaces import Retention
+from gantrymq.plugins.interfaces import Replication, Retention
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import VERSION, Command
@@ -78,7 +79,10 @@ class BrokerAdmin:
         commit_log, usage = broker.log, broker.env.disk_usage(broker.root)
         ratio = str(_used_ratio(usage.total, usage.free))
         earliest = first_stored_at(commit_log)
+        replication = broker.registry.find(Replication)
+        is_active = not broker.broker_id and (replication is None or not replication.fenced)
         info = {
+            "brokerActive": write_plain(is_active),  # RocketMQ 5: whether it acts as a master
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_NAME,
             "commitLogDirCapacity": f"Total : {human_bytes(usage.total)}, Free : {human_bytes(usage.free)}.",

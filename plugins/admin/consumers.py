@@ -1,6 +1,6 @@
 """Progress of consumer groups: one group (208), and all groups (317).
 
-Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``.
+Source: RocketMQ 4.9.7 ``AdminBrokerProcessor``; 5.3.3 for ``pullOffset`` and ``topicList``.
 """
 
 from __future__ import annotations
@@ -50,14 +50,18 @@ class ConsumerAdmin:
         }
 
     async def group_stats(self, request: Request) -> Command:
-        """Answer 208: all topics in which the group has committed offsets, or one. Topics to which its members no
-        longer subscribe are not shown."""
+        """Answer 208: all topics in which the group has committed offsets, one, or a list. Topics to which its members
+        no longer subscribe are only shown if they are in the list."""
         header = read_header(ConsumeStatsHeader, request.command.ext)
         group = header.consumer_group
+        listed = list(dict.fromkeys(filter(None, (header.topic_list or "").split(";"))))
         topics = [header.topic] if header.topic and header.topic.strip() else self._offsets.topics_of(group)
         whole = ConsumeStats({})
         pace = self._broker.pace()
-        for topic in topics:
+        for topic in listed or topics:
+            await pace.rest()
+            if not listed and not self._is_subscribed(group, topic):
+                continue
             part = await self._stats(group, topic, pace, by_write_queues=False)
             if part is not None:
                 whole.offset_table.update(part.offset_table)
@@ -76,7 +80,7 @@ class ConsumerAdmin:
             for topic in self._offsets.topics_of(group):
                 await pace.rest()
                 config = self._topics.get(topic)
-                if config is None or (ordered and not config.order):
+                if config is None or (ordered and not config.order) or not self._is_subscribed(group, topic):
                     continue
                 stats = await self._stats(group, topic, pace, by_write_queues=True)
                 if stats is not None:
@@ -88,12 +92,16 @@ class ConsumerAdmin:
         body = ConsumeStatsList(table, self._broker.address, behind)
         return request.command.answer(ResponseCode.SUCCESS, body=await _encoded(body))
 
+    def _is_subscribed(self, group: str, topic: str) -> bool:
+        """Return whether the members of the group subscribe to the topic, or there are none."""
+        subscriptions = self._groups.subscriptions_of(group)
+        return not subscriptions or topic in subscriptions
+
     async def _stats(self, group: str, topic: str, pace: Pace, *, by_write_queues: bool) -> ConsumeStats | None:
         config = self._topics.get(topic)
-        subscriptions = self._groups.subscriptions_of(group)
-        if config is None or (subscriptions and topic not in subscriptions):
+        if config is None:
             return None
-        consumed = self._offsets.queues_of(group, topic)
+        consumed, statistics = self._offsets.queues_of(group, topic), self._statistics
         queues = config.write_queue_nums if by_write_queues else config.read_queue_nums
         table = {}
         for queue_id in range(queues):
@@ -101,10 +109,11 @@ class ConsumerAdmin:
             queue = self._broker.queues.get(topic, queue_id)
             offset = consumed.get(queue_id, 0)
             last = message_stored_at(self._broker.log, queue, offset - 1)
+            pulled = None if statistics is None else statistics.pulled_to(group, topic, queue_id)
             table[MessageQueue(topic, self._broker.name, queue_id)] = OffsetWrapper(
-                0 if queue is None else queue.max_offset, offset, max(last, 0)
+                0 if queue is None else queue.max_offset, offset, max(last, 0), max(pulled or 0, offset)
             )
-        tps = 0.0 if self._statistics is None else self._statistics.consume_tps(group, topic)
+        tps = 0.0 if statistics is None else statistics.consume_tps(group, topic)
         return ConsumeStats(table, tps)
 
 

@@ -56,3 +56,21 @@ def test_mqadmin_of_rocketmq_5_moves_one_queue_of_a_group(mqadmin5: KeyedMqAdmin
             again = [message.body for message in consumer.next_batch(timeout=60)]
             further = [message.body for message in consumer.next_batch(timeout=3)]
     assert sorted(again + further) == [b"7", b"9"], said
+
+
+def test_mqadmin_of_rocketmq_5_shows_no_negative_inflight_and_an_active_broker(
+    mqadmin5: KeyedMqAdmin, tmp_path: Path
+) -> None:
+    with cluster_in_thread(tmp_path) as cluster, gantrymq.sync.connect(cluster.nameserver) as client:
+        client.admin.create_topic("orders", 1)
+        with client.producer() as producer:
+            for number in range(5):
+                producer.send("orders", b"%d" % number)
+        with client.consumer("orders", "billing", start="first") as consumer:
+            for _ in range(5):
+                next(consumer).ack()
+            consumer.commit()
+        progress = mqadmin5(None, "consumerProgress", "-n", cluster.nameserver, "-g", "billing")
+        brokers = mqadmin5(None, "clusterList", "-n", cluster.nameserver)
+    assert "Consume Diff Total: 0\nConsume Inflight Total: 0" in progress
+    assert [line.split()[-1] for line in brokers.splitlines() if cluster.address in line] == ["true"]

@@ -26,6 +26,7 @@ NEWER = (
     "getTransferred",
     "openTransactions",
     "transactionStrategy",
+    "brokerActive",
     "brokerRun",
     "brokerSettled",
     "httpAddress",

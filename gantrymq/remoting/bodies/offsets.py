@@ -30,11 +30,16 @@ class DelayOffsetSerializeWrapper(Body):
 
 
 class OffsetWrapper(Body):
-    """The progress of a group in a queue; ``last_timestamp`` is the store time of its last consumed message (ms)."""
+    """The progress of a group in a queue; ``last_timestamp`` is the store time of its last consumed message (ms).
+
+    ``pull_offset``: behind the last message that the group has pulled, at least ``consumer_offset``. RocketMQ 4.x does
+    not have it.
+    """
 
     broker_offset: Int64 = 0
     consumer_offset: Int64 = 0
     last_timestamp: Int64 = 0
+    pull_offset: Int64 = 0
 
 
 class ConsumeStats(Body):

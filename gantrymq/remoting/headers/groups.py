@@ -61,10 +61,12 @@ class TopicOfGroupHeader(Header, kw_only=True):
 
 
 class ConsumeStatsHeader(Header, kw_only=True):
-    """GET_CONSUME_STATS (208): of all topics that the group has consumed, or of one."""
+    """GET_CONSUME_STATS (208): of all topics that the group has consumed, of one, or (5.x) of those in ``topic_list``,
+    which are separated by semicolons."""
 
     consumer_group: str
     topic: str | None = None
+    topic_list: str | None = None
 
 
 class ConsumerStatusHeader(Header, kw_only=True):

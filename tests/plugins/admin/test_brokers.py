@@ -43,6 +43,7 @@ async def test_runtime_info_has_the_state_of_the_broker(bench: Any) -> None:
     assert table["commitLogMaxOffset"] == str(log.end)
     assert table["earliestMessageTimeStamp"] == str(log.read_record(0).store_timestamp)
     assert (table["brokerVersion"], table["brokerVersionDesc"]) == ("407", "V4_9_7")
+    assert table["brokerActive"] == "true"
     assert 0 < float(table["commitLogDiskRatio"]) <= 1
     assert table["msgPutTotalTodayNow"] == "4"
     assert table["dispatchBehindBytes"] == "0"

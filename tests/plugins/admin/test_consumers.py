@@ -8,6 +8,7 @@ import pytest
 
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.fastjson import loads
+from gantrymq.testing.requests import pull
 
 pytestmark = pytest.mark.trio
 
@@ -35,6 +36,33 @@ async def test_unsubscribed_topics_are_not_shown(bench: Any) -> None:
     await bench.commit(3)
     async with bench.client(None, topic="other"):
         assert await stats(bench, "readers") == {}
+
+
+async def test_a_list_of_topics_is_returned_whether_or_not_members_subscribe_to_them(bench: Any) -> None:
+    await bench.commit(3)
+    expected = {("orders", 0): (4, 3), ("orders", 1): (0, 0)}
+    async with bench.client(None, topic="other"):
+        assert await stats(bench, "readers", topicList="nothing;orders;orders;", topic="nothing") == expected
+    assert await stats(bench, "readers", topicList="nothing;") == {}
+    assert await stats(bench, "readers", topicList=";") == expected
+
+
+async def test_offsets_of_a_group_include_what_it_has_pulled(bench: Any) -> None:
+    await bench.commit(1)
+    await bench.commit(0, queue_id=1)
+
+    async def pull_offsets() -> list[dict[int, int]]:
+        one = loads((await bench.ask(208, {"consumerGroup": "readers"})).body)
+        every = loads((await bench.ask(317, {"isOrder": "false"})).body)["consumeStatsList"]
+        [[of_all]] = [row["readers"] for row in every if "readers" in row]
+        return [{key["queueId"]: value["pullOffset"] for key, value in body["offsetTable"]} for body in (one, of_all)]
+
+    assert await pull_offsets() == [{0: 1, 1: 0}] * 2
+    answer = await bench.channel.call(pull("orders", 0, 1, group="readers", limit=2), 10.0)
+    assert answer.code == 0
+    assert await pull_offsets() == [{0: 3, 1: 0}] * 2
+    await bench.commit(4)
+    assert await pull_offsets() == [{0: 4, 1: 0}] * 2
 
 
 async def test_all_groups_are_returned_with_their_lag(bench: Any) -> None:

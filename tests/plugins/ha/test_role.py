@@ -20,6 +20,7 @@ from gantrymq.plugins.ha import HaPlugin, compare
 from gantrymq.plugins.ha import slave as ha_slave
 from gantrymq.plugins.ha.epochs import Epochs
 from gantrymq.plugins.ha.streams import secured
+from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.channel import open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -161,6 +162,18 @@ async def test_a_fenced_master_becomes_a_slave_with_another_id(tmp_path: Path) -
         assert master.restarting
     async with run_broker(make_broker(tmp_path, settings=settings, enable=["ha"])) as slave:
         assert slave.broker_id == 1
+
+
+async def test_only_a_master_that_is_not_fenced_is_active(pair: Any) -> None:
+    async def active(broker: Broker) -> str:
+        async with open_channel(broker.address) as channel:
+            answer = await channel.call(Command(RequestCode.GET_BROKER_RUNTIME_INFO))
+        return KVTable.from_bytes(answer.body or b"{}").table["brokerActive"]
+
+    async with pair.master() as master, pair.slave(master) as slave:
+        assert (await active(master), await active(slave)) == ("true", "false")
+        ha_of(master).learn_epoch(read_epoch("7-00000001"), "a test")
+        assert await active(master) == "false"
 
 
 async def test_a_slave_that_learns_an_epoch_while_it_connects_acknowledges_nothing_to_the_old_master(
