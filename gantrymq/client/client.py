@@ -216,7 +216,8 @@ class Client(Lifetime):
           in ``on_revoked`` counts. Functions or coroutine functions.
         - ``deserializer``: what makes :attr:`ReceivedMessage.value` of a body: ``"str"``, ``"json"``, ``"msgpack"``, a
           type to decode the JSON bodies into, or a function. A message whose body it cannot read is never given out: it
-          becomes a dead letter, or with ``bad_bodies="retry"`` is redelivered, as after ``retry()``.
+          becomes a dead letter, or with ``bad_bodies="retry"`` is redelivered, as after ``retry()``. If the body's
+          compressor is not installed, the iteration raises :class:`CompressorMissing`, and the message is not done.
 
         Raises :class:`InvalidName` for a topic, the group or a subscription, ValueError for an invalid option, and
         TypeError for an unknown one. The beginning of the block raises :class:`GantryError` when this client already
@@ -273,8 +274,9 @@ class Client(Lifetime):
         (``signals_left_to_application``); with False always, with True never. Cancellation does not wait for handlers.
 
         Raises what :meth:`consumer` and the beginning of its block raise, and TypeError for a handler that is no
-        function; later :class:`AccessDenied` when a broker refuses the client's credentials, and :class:`ClientClosed`
-        after an internal error of the client.
+        function; later :class:`AccessDenied` when a broker refuses the client's credentials,
+        :class:`CompressorMissing` when the compressor of a body is not installed, and :class:`ClientClosed` after an
+        internal error of the client.
         """
         settings = WorkerSettings.checked(options, deserializer)
         worker = self._worker_of(message_class(handler), handler, topics, group, settings)

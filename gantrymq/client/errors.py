@@ -9,7 +9,7 @@ from gantrymq.remoting.advice import ADVICE
 from gantrymq.remoting.codes import ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.errors import CallTimeout, ChannelClosed, ConnectError, ConnectFailed, GantryError, TlsFailed
-from gantrymq.remoting.records import BodyError
+from gantrymq.remoting.records import BodyError, CompressorMissing
 
 __all__ = [
     "AccessDenied",
@@ -21,6 +21,7 @@ __all__ = [
     "CallTimeout",
     "ChannelClosed",
     "ClientClosed",
+    "CompressorMissing",
     "ConnectError",
     "ConnectFailed",
     "DeadLetter",

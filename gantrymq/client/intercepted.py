@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Generic, Literal, TypeVar, Unpack
@@ -15,7 +15,7 @@ from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.consumer import Consumer
 from gantrymq.client.deliveries import DeliveryToThread
-from gantrymq.client.errors import BodyError, ClientClosed, GantryError
+from gantrymq.client.errors import BodyError, ClientClosed, CompressorMissing, GantryError
 from gantrymq.client.interceptors import (
     ConsumeContext,
     Interceptors,
@@ -269,15 +269,28 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
     async def __anext__(self) -> R:
         while True:
             message = await super().__anext__()
-            if self._accepts(message, True):
-                return message
+            try:
+                if self._accepts(message, True):
+                    return message
+            except CompressorMissing as error:
+                self._keep([message], error)
+                raise
 
     async def _next_batch(self, max: int) -> MessageBatch[R]:
         while True:
             taken = await super()._next_batch(max)
-            batch = MessageBatch([message for message in taken if self._accepts(message, len(taken) == 1)])
-            if batch:
-                return batch
+            accepted: list[R] = []
+            for number, message in enumerate(taken):
+                try:
+                    if self._accepts(message, len(taken) == 1):
+                        accepted.append(message)
+                except CompressorMissing as error:
+                    self._keep(taken[number:], error)
+                    if not accepted:
+                        raise
+                    break
+            if accepted:
+                return MessageBatch(accepted)
 
     def _take_back(self, batch: MessageBatch[R]) -> None:
         for message in batch:
@@ -295,7 +308,7 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
         return is_sent
 
     def _accepts(self, message: R, alone: bool) -> bool:
-        """Whether the application gets the message, which is ready for it then."""
+        """Whether the application gets the message, which is ready for it then; :class:`CompressorMissing`."""
         delivery = message.delivery
         assert delivery is not None  # the consumer has set it
         while isinstance(delivery, WatchedDelivery | DeliveryToThread):
@@ -303,6 +316,8 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
         if self._deserialize is not None:
             try:
                 message.decoded = (self._deserialize(message.body),)
+            except CompressorMissing:
+                raise
             except BodyError as error:
                 self._refuse(message, delivery, error)
                 return False
@@ -311,6 +326,11 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
             message.delivery = WatchedDelivery(delivery, self._interceptors, context)
             self._interceptors.before_consume(context)
         return True
+
+    def _keep(self, messages: Sequence[R], error: CompressorMissing) -> None:
+        """Return ``messages`` to the consumer: members with the compressor, or a later start, can read them."""
+        self.failed(error)
+        self._take_back(MessageBatch(messages))
 
     def _refuse(self, message: R, delivery: Delivery, error: BodyError) -> None:
         outcome = self._settings.bad_bodies

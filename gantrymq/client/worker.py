@@ -14,7 +14,7 @@ from gantrymq.client.batches import MessageBatch
 from gantrymq.client.consumer import Consumer
 from gantrymq.client.deliveries import DeliveryToThread
 from gantrymq.client.deliveries import ReceivedMessage as BlockingMessage
-from gantrymq.client.errors import ClientClosed, DeadLetter, GantryError, RetryLater
+from gantrymq.client.errors import ClientClosed, CompressorMissing, DeadLetter, GantryError, RetryLater
 from gantrymq.client.options import WorkerSettings
 from gantrymq.client.termination import watch_signals
 from gantrymq.message import DeliveredRecord, Delivery, ReceivedMessage, V_co
@@ -100,7 +100,8 @@ class Worker(Generic[R]):
     async def run(self, *, signals: bool | None = False) -> None:
         """Work until :meth:`stop`, or SIGTERM or SIGINT as ``signals`` says; then drain and commit.
 
-        Raises what makes all further work impossible: :class:`AccessDenied`, :class:`ClientClosed`.
+        Raises what makes all further work impossible: :class:`AccessDenied`, :class:`ClientClosed`, and
+        :class:`CompressorMissing`.
         """
         self._ended = anyio.Event()
         try:
@@ -174,6 +175,10 @@ class Worker(Generic[R]):
         try:
             with foreign_cancellation_as_error():
                 await self._call_handler(message)
+        except CompressorMissing as error:
+            self._fail(error)
+            message.delivery = delivery
+            self._consumer._take_back(MessageBatch([message]))  # not done: a member with the compressor can handle it
         except RetryLater as wanted:
             log.info("message_deferred", **about, delay_level=wanted.delay_level, reason=str(wanted))
             await self._give_back(message, delivery, wanted.delay_level)

@@ -378,11 +378,16 @@ def _inflate(body: bytes, limit: int) -> bytes:
     return _whole(result, unpacker.eof, limit, "zlib")
 
 
+def _missing(kind: str, package: str) -> CompressorMissing:
+    extras = "'gantrymq[compression]', or 'gantrymq-client[compression]' where only the client is installed"
+    return CompressorMissing(f"{kind} body needs the package {package}: pip install {extras}")
+
+
 def _unpack_lz4(body: bytes, limit: int) -> bytes:
     try:
         import lz4.frame
     except ImportError:
-        raise CompressorMissing("an LZ4 body needs the extra: pip install 'gantrymq[compression]'") from None
+        raise _missing("an LZ4", "lz4") from None
     unpacker = lz4.frame.LZ4FrameDecompressor()
     try:
         result: bytes = unpacker.decompress(body, limit + 1)
@@ -395,7 +400,7 @@ def _unpack_zstandard(body: bytes, limit: int) -> bytes:
     try:
         import zstandard
     except ImportError:
-        raise CompressorMissing("a Zstandard body needs the extra: pip install 'gantrymq[compression]'") from None
+        raise _missing("a Zstandard", "zstandard") from None
     unpacker = zstandard.ZstdDecompressor().decompressobj()
     parts: list[bytes] = []
     size = 0

@@ -19,7 +19,7 @@ from gantrymq.message import DeliveredRecord
 from gantrymq.remoting import records
 from gantrymq.remoting.errors import FatalRemoteFault
 from gantrymq.remoting.properties import encode_properties
-from gantrymq.remoting.records import BodyError, Record, decode_records, decompress
+from gantrymq.remoting.records import BodyError, CompressorMissing, Record, decode_records, decompress
 
 GOLDEN = bytes.fromhex(
     "00000072DAA320A73610A6860000000200000000000000000000000B00000000000004000000000000000000000003E87F000001000013880000"
@@ -252,7 +252,8 @@ def test_a_missing_compressor_names_the_extra_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
     monkeypatch.setitem(__import__("sys").modules, "lz4.frame", None)
-    with pytest.raises(BodyError, match=r"gantrymq\[compression\]"):
+    extras = r"'gantrymq\[compression\]', or 'gantrymq-client\[compression\]'"
+    with pytest.raises(CompressorMissing, match=rf"package {module}: pip install {extras}"):
         decompress(b"x", 1 | kind)
 
 
