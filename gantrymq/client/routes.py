@@ -147,8 +147,12 @@ class Routes:
         return self._brokers.get(name)
 
     def brokers(self) -> dict[str, BrokerData]:
-        """All brokers of all routes in use, by name."""
-        return {data.broker_name: data for route in self._routes.values() for data in route.broker_datas}
+        """All brokers of all routes in use, by name, with the addresses that were read last.
+
+        The route of a topic that was deleted stays in use, with addresses that may be old.
+        """
+        names = {data.broker_name for route in self._routes.values() for data in route.broker_datas}
+        return {name: self._brokers[name] for name in names}
 
     def master(self, queue: MessageQueue) -> str:
         """The address that writes to ``queue`` go to; :class:`NoRoute` when its broker's master is not known."""

@@ -237,6 +237,23 @@ async def test_a_failed_refresh_keeps_the_route(fake_cluster: Cluster, monkeypat
 
 
 @pytest.mark.anyio
+async def test_heartbeats_go_to_the_new_master_although_a_deleted_topic_has_the_old_one(fake_cluster: Cluster) -> None:
+    async with fake_cluster(brokers=2, T=1, Deleted=1) as cluster:
+        master, successor = cluster.brokers
+        successor.name = master.name
+        cluster.nameserver.brokers = [master]
+        async with gantrymq.connect(cluster.address) as client, client.producer() as producer:
+            await producer.send("T", b"x")
+            await producer.send("Deleted", b"x")
+            del cluster.nameserver.topics["Deleted"]
+            cluster.nameserver.brokers = [successor]
+            await client._cluster.routes.refresh()
+            before = len(master.seen(34))
+            await client._cluster.heartbeat()
+            assert (len(master.seen(34)), len(successor.seen(34))) == (before, 1)
+
+
+@pytest.mark.anyio
 async def test_a_broker_that_does_not_answer_heartbeats_affects_no_other(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
