@@ -46,6 +46,8 @@ SEND_TIMEOUT_SECONDS: Final = 3.0
 SEND_RETRIES: Final = 2
 REPLY_TIMEOUT_SECONDS: Final = 3.0
 """How long a request waits for its reply unless told otherwise; RocketMQ's producers must always say."""
+HEARTBEAT_WAIT_SECONDS: Final = 1.0
+"""So long at most, and half of its remaining time, a request waits until all brokers have had a heartbeat."""
 
 
 class Producer(Lifetime):
@@ -60,8 +62,8 @@ class Producer(Lifetime):
         self._accumulator = accumulator
         self._gathering = Gathering(sender)
         self._closed = True
-        self._topics_with_requests: set[str] = set()
-        """Topics of whose brokers each has had a heartbeat, so that it can pass on replies."""
+        self._announced: dict[str, anyio.Event] = {}
+        """By topics with requests: set when the brokers have had a heartbeat, so that they can pass on replies."""
 
     async def send(
         self,
@@ -248,11 +250,7 @@ class Producer(Lifetime):
         outgoing = await prepare(given, self._cluster.unique_keys.next, added)
         deadline = anyio.current_time() + timeout
         await self._sender.queues_within(given.topic, timeout)
-        if given.topic not in self._topics_with_requests:
-            # a reply may come through any broker of the cluster: all must know whose client this is
-            with anyio.move_on_after(deadline - anyio.current_time()):
-                await self._cluster.heartbeat()
-                self._topics_with_requests.add(given.topic)
+        await self._announce(given.topic, (deadline - anyio.current_time()) / 2)
         pending = self._cluster.replies.expect(correlation_id)
         try:
             choice = choose_queue(queue, given.order_key)
@@ -262,6 +260,22 @@ class Producer(Lifetime):
             return await pending.wait(deadline - anyio.current_time(), what)
         finally:
             pending.close()
+
+    async def _announce(self, topic: str, limit: float) -> None:
+        """Send all brokers a heartbeat before the first request to ``topic``: the reply may come through any of them.
+
+        A broker that does not answer must not keep a request to another one from being sent, so the wait is short.
+        """
+        announced = self._announced.get(topic)
+        if announced is None:
+            announced = self._announced[topic] = anyio.Event()
+            self._cluster.start_soon(self._send_heartbeats, announced)
+        with anyio.move_on_after(min(HEARTBEAT_WAIT_SECONDS, limit)):
+            await announced.wait()
+
+    async def _send_heartbeats(self, sent: anyio.Event) -> None:
+        await self._cluster.heartbeat()
+        sent.set()
 
     async def recall(self, sent: SendResult | str) -> str:
         """Recall a message with ``delay`` or ``deliver_at`` that waits for its time.

@@ -150,6 +150,27 @@ async def test_all_brokers_know_the_client_before_its_first_request_to_each_topi
         assert known == [False, True], "the reply may come through the second broker"
 
 
+async def test_a_broker_that_hangs_does_not_stop_requests_through_others(
+    fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.producer.HEARTBEAT_WAIT_SECONDS", 0.05)
+    async with (
+        fake_cluster(brokers=2, T=1) as cluster,
+        gantrymq.connect(cluster.address) as client,
+        client.producer() as producer,
+    ):
+        first, second = cluster.brokers
+
+        async def hang(request: Command) -> None:
+            await anyio.sleep_forever()
+
+        second.answers[RequestCode.HEART_BEAT] = hang
+        first.answers[SEND] = replying(first, lambda ours: push(ours, b"answer"))
+        for _ in range(2):
+            assert (await producer.request("T", b"question", queue=0)).body == b"answer"
+        assert len(second.seen(RequestCode.HEART_BEAT)) == 1
+
+
 async def test_an_invalid_push_is_refused_and_affects_no_other(fake_cluster: Cluster) -> None:
     async with (
         fake_cluster(T=2) as cluster,
