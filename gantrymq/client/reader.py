@@ -123,6 +123,10 @@ class Reader(Lifetime, Generic[R]):
         self._assigned = False
         self._assignments = 0
         self._refreshed_at = float("-inf")
+        self._opened_ms = 0
+        self._old_queues: set[MessageQueue] = set()
+        """Those of the first look-up, and those that were assigned or read before. In all others, ``start="last"``
+        means the time of opening."""
         self._ends: dict[MessageQueue, int] | None = None
         self._arrived = anyio.Event()
         self._is_looking_up = False
@@ -159,6 +163,7 @@ class Reader(Lifetime, Generic[R]):
             if number != self._assignments:
                 return  # a later call has assigned queues meanwhile
         self._assigned = queues is not None
+        self._old_queues |= chosen
         for queue in self._queues.keys() - chosen:
             self._queues.pop(queue).scope.cancel()
         await self._add(chosen - self._queues.keys())
@@ -244,7 +249,7 @@ class Reader(Lifetime, Generic[R]):
         """Return the queue offset of the next message of ``queue`` that :meth:`poll` or the iteration returns."""
         (known,) = await self._known([queue])
         if known.position is None:
-            known.seek(await self._place(queue, self._start))
+            known.seek(await self._place(queue))
         assert known.position is not None  # just set
         return known.position
 
@@ -303,6 +308,7 @@ class Reader(Lifetime, Generic[R]):
         async with hosted_tasks(self._cluster.fail) as tasks:
             self._cluster.ensure_open()
             self._tasks = tasks
+            self._opened_ms = int(time.time() * 1000)
             self._closed = False
             try:
                 yield
@@ -344,9 +350,15 @@ class Reader(Lifetime, Generic[R]):
         self._ensure_open()
         if not self._are_queues_due():
             return
+        is_first = self._refreshed_at == float("-inf")
+        if not is_first:  # the routes that the client keeps are up to 30 s old
+            for topic in self._wanted:
+                await self._cluster.routes.renew(topic)
         queues = await self._all_queues()
         if self._assigned:
             return  # while the look-up was under way
+        if is_first:
+            self._old_queues |= queues
         self._refreshed_at = anyio.current_time()
         await self._add(queues - self._queues.keys())
 
@@ -390,13 +402,15 @@ class Reader(Lifetime, Generic[R]):
             known.wanted.set()
         self._arrived.set()
 
-    async def _place(self, queue: MessageQueue, where: Start) -> int:
+    async def _place(self, queue: MessageQueue) -> int:
         """The first position of a queue without a seek."""
         if self._group is not None:
             committed = await self._admin.consumer_offset(self._group, queue)
             if committed is not None:
                 return committed
-        return await self._place_of(queue, where)
+        if self._start == "last" and queue not in self._old_queues:
+            return await self._admin.search_offset(queue, self._opened_ms)
+        return await self._place_of(queue, self._start)
 
     async def _place_of(self, queue: MessageQueue, where: Start) -> int:
         if where == "first":
@@ -430,7 +444,7 @@ class Reader(Lifetime, Generic[R]):
                 try:
                     if known.position is None:
                         turn = known.turn
-                        place = await self._place(known.queue, self._start)
+                        place = await self._place(known.queue)
                         if known.turn == turn:
                             known.seek(place)
                         self._arrived.set()  # there may be nothing to read from there to the end
@@ -469,6 +483,7 @@ class Reader(Lifetime, Generic[R]):
     def _drop(self, known: _Queue[R]) -> None:
         if self._queues.get(known.queue) is known:
             del self._queues[known.queue]
+            self._old_queues.add(known.queue)
             self._forget_ends()
 
     async def _pull(self, known: _Queue[R]) -> None:

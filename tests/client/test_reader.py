@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -368,6 +369,30 @@ async def test_errors_of_queues_that_may_still_be_read_are_raised(fake_cluster: 
                 with pytest.raises(gantrymq.BrokerError, match="illegal"), anyio.fail_after(20):
                     await reader.poll()
             assert reader.queues == [Q0, Q1]
+
+
+@pytest.fixture
+def soon_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers look for new queues all the time."""
+    monkeypatch.setattr("gantrymq.client.reader.NEW_QUEUES_INTERVAL_SECONDS", 0.05)
+
+
+async def test_a_reader_of_the_last_messages_misses_none_of_a_queue_that_it_finds_later(
+    fake_cluster: Cluster, soon_found: None
+) -> None:
+    async with fake_cluster(brokers=2, T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        first, second = cluster.brokers
+        cluster.nameserver.places["T"] = [first]
+        first.store("T", 0, b"old")
+        async with client.reader("T", start="last") as reader:
+            assert await reader.poll(timeout=0.05) == []
+            second.store("T", 0, b"old")
+            second.stored_at = int(time.time() * 1000)
+            second.store("T", 0, b"new")
+            cluster.nameserver.places["T"] = [first, second]
+            assert await poll(reader, 1) == [b"new"]
+            await reader.seek_to_end()
+            assert await reader.poll(timeout=0.05) == []
 
 
 async def test_a_closed_reader_raises(fake_cluster: Cluster) -> None:
