@@ -82,7 +82,7 @@ class _Queue(Generic[R]):
         given: list[R] = []
         while self.fetched and len(given) < most:
             if end is not None and self.fetched[0].queue_offset >= end:
-                self.position = end
+                self.position = max(self.position or 0, end)
                 break
             given.append(self.fetched.popleft())
             self.bytes -= given[-1].stored_size
@@ -236,7 +236,7 @@ class Reader(Lifetime, Generic[R]):
             self._ensure_open()
         if self._more and self._queues:
             last, known = next(reversed(self._queues.items()))  # the one that the last message came from
-            if not known.paused and (given := known.give(1, self._end_of(last))):
+            if given := self._take_from(last, known, 1):
                 self._more -= 1
                 return given[0]
         batch = await self.poll(max=1)
@@ -422,15 +422,15 @@ class Reader(Lifetime, Generic[R]):
     def _take(self, most: int) -> list[R]:
         batch: list[R] = []
         for queue, known in list(self._queues.items()):
-            if not known.paused and len(batch) < most:
-                given = known.give(most - len(batch), self._end_of(queue))
+            if len(batch) < most and (given := self._take_from(queue, known, most - len(batch))):
                 batch += given
-                if given:
-                    self._queues[queue] = self._queues.pop(queue)  # the others first, next time
+                self._queues[queue] = self._queues.pop(queue)  # the others first, next time
         return batch
 
-    def _end_of(self, queue: MessageQueue) -> int | None:
-        return None if self._ends is None else self._ends.get(queue, 0)
+    def _take_from(self, queue: MessageQueue, known: _Queue[R], most: int) -> list[R]:
+        if known.paused or (self._ends is not None and queue not in self._ends):
+            return []  # with until="end", a queue that is found later is not read
+        return known.give(most, None if self._ends is None else self._ends[queue])
 
     def _at_end(self) -> bool:
         if self._ends is None:

@@ -377,6 +377,31 @@ def soon_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gantrymq.client.reader.NEW_QUEUES_INTERVAL_SECONDS", 0.05)
 
 
+async def test_a_queue_found_before_the_end_is_not_read_and_keeps_the_committed_offset(
+    fake_cluster: Cluster, soon_found: None
+) -> None:
+    async with fake_cluster(brokers=2, T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        first, second = cluster.brokers
+        cluster.nameserver.places["T"] = [first]
+        for number in range(8):
+            first.store("T", 0, b"%d" % number)
+            second.store("T", 0, b"unread")
+        second.offsets["g", "T", 0] = 5
+        async with client.reader("T", group="g", until="end") as reader:
+            assert await poll(reader, 2) == [b"0", b"1"]
+            cluster.nameserver.places["T"] = [first, second]
+            with anyio.fail_after(20):
+                while len(reader.queues) == 1:
+                    reader.pause()
+                    await reader.poll(timeout=0.05)
+                await second.wait_for(11, 2)  # the messages behind its offset have been fetched
+                reader.resume()
+                assert [message.body async for message in reader] == [b"%d" % number for number in range(2, 8)]
+                assert await reader.poll() == []
+            await reader.commit()
+        assert (first.offsets["g", "T", 0], second.offsets["g", "T", 0]) == (8, 5)
+
+
 async def test_a_reader_of_the_last_messages_misses_none_of_a_queue_that_it_finds_later(
     fake_cluster: Cluster, soon_found: None
 ) -> None:
