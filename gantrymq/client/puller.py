@@ -190,7 +190,8 @@ class Puller(Generic[R]):
                         self._progress = Progress(await self._start_offset(), self._options.settings.prefetch)
                     elif started:
                         await self._pull(self._progress)
-                        self._cluster.rare.over("pull_failed", self.queue.broker_name, self._options.group)
+                        queue, group = self.queue, self._options.group
+                        self._cluster.rare.over("pull_failed", queue.broker_name, queue.topic, group)
                 except GantryError as error:
                     self._log_failure(error)
                     if isinstance(error, AccessDenied):
@@ -210,7 +211,7 @@ class Puller(Generic[R]):
         self._owner.failed(error)
         queue, group = self.queue, self._options.group
         self._cluster.rare.warning(
-            "pull_failed", queue.broker_name, group,
+            "pull_failed", queue.broker_name, queue.topic, group,
             topic=queue.topic, queue=queue.queue_id, group=group, reason=str(error),
         )  # fmt: skip
 

@@ -1,5 +1,5 @@
 """Warnings about what fails again and again: one at the first failure, one every half minute with the number of
-failures, and one when it works again."""
+failures, and one when it works again. What fails and works in turn has one of each every half minute."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from typing import Any, Final
 import attrs
 
 REPEAT_SECONDS: Final = 30.0
-SUBJECTS: Final = 256
+SUBJECTS: Final = 1024
 """The most subjects that are remembered; beyond it all are forgotten, and the next failure of each is a first one."""
 
 
 @attrs.define
 class _Outage:
-    began: float
-    logged: float
-    failures: int
-    left_out: int
-    fields: dict[str, Any]
+    began: float = 0.0
+    failures: int = 0
+    """Since it began; 0 when it is over."""
+    is_logged: bool = False
+    logged_at: float = float("-inf")
+    """Of this outage or an earlier one of the same subject."""
+    left_out: int = 0
+    fields: dict[str, Any] = attrs.field(factory=dict)
 
 
 class Outages:
@@ -49,24 +52,30 @@ class Outages:
         if outage is None:
             if len(self._known) >= SUBJECTS:
                 self._known.clear()
-            outage = self._known[key] = _Outage(now, now, 1, 0, fields)
-        else:
-            outage.failures += 1
-            outage.fields = fields
-            if now - outage.logged < REPEAT_SECONDS:
-                outage.left_out += 1
-                return
+            outage = self._known[key] = _Outage()
+        if not outage.failures:
+            outage.began = now
+        outage.failures += 1
+        outage.fields = fields
+        if now - outage.logged_at < REPEAT_SECONDS:
+            outage.left_out += 1
+            return
         write(event, **fields, repeated=outage.left_out)
-        outage.logged, outage.left_out = now, 0
+        outage.is_logged, outage.logged_at, outage.left_out = True, now, 0
 
     def is_open(self, event: str, *subject: str) -> bool:
         """Return whether ``event`` has happened to ``subject``, and is not over."""
-        return (event, *subject) in self._known
+        outage = self._known.get((event, *subject))
+        return outage is not None and outage.failures > 0
 
     def over(self, event: str, *subject: str) -> None:
-        """It works again: log the end of the outage, if there was one, with the last failure's fields."""
-        outage = self._known.pop((event, *subject), None) if self._known else None
-        if outage is not None:
+        """It works again: log the end of the outage, if its failures were logged, with the last failure's fields."""
+        outage = self._known.get((event, *subject)) if self._known else None
+        if outage is None or not outage.failures:
+            return
+        if outage.is_logged:
             about = {name: value for name, value in outage.fields.items() if name != "reason"}
             seconds = round(self._clock() - outage.began, 1)
             self._log.warning("outage_ended", of=event, **about, failures=outage.failures, seconds=seconds)
+            outage.left_out = 0
+        outage.failures, outage.is_logged = 0, False

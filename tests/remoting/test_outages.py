@@ -33,6 +33,7 @@ def test_an_outage_has_a_first_line_one_each_half_minute_and_a_last_one() -> Non
         ("outage_ended", "a", None),
     ]  # fmt: skip
     assert log.lines[-1][1] == {"of": "send_failed", "broker": "a", "failures": 520, "seconds": 65.0}
+    now[0] += outages.REPEAT_SECONDS
     made.warning("send_failed", "a", broker="a", reason="refused")
     assert log.lines[-1] == ("send_failed", {"broker": "a", "reason": "refused", "repeated": 0})
 
@@ -45,3 +46,32 @@ def test_the_number_of_subjects_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
         made.warning("send_failed", name, broker=name)
     assert [fields["broker"] for _, fields in log.lines] == list("abcab")
     assert len(made._known) <= 2
+
+
+def test_failures_among_successes_have_one_line_and_one_end_each_half_minute() -> None:
+    log, now = Log(), [100.0]
+    made = Outages(log, lambda: now[0])
+    for _ in range(520):  # 65 s, eight failures a second
+        made.warning("send_failed", "a", broker="a")
+        assert made.is_open("send_failed", "a")
+        made.over("send_failed", "a")
+        assert not made.is_open("send_failed", "a")
+        now[0] += 0.125
+    assert [(event, fields.get("repeated"), fields.get("failures")) for event, fields in log.lines] == [
+        ("send_failed", 0, None), ("outage_ended", None, 1), ("send_failed", 239, None), ("outage_ended", None, 1),
+        ("send_failed", 239, None), ("outage_ended", None, 1),
+    ]  # fmt: skip
+
+
+def test_an_outage_soon_after_another_one_is_logged_when_it_lasts() -> None:
+    log, now = Log(), [100.0]
+    made = Outages(log, lambda: now[0])
+    made.warning("send_failed", "a")
+    made.over("send_failed", "a")
+    for second in range(10, 41):
+        now[0] = 100.0 + second
+        made.warning("send_failed", "a")
+    made.over("send_failed", "a")
+    assert log.lines[2:] == [
+        ("send_failed", {"repeated": 20}), ("outage_ended", {"of": "send_failed", "failures": 31, "seconds": 30.0}),
+    ]  # fmt: skip
