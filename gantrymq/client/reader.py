@@ -35,7 +35,7 @@ from gantrymq.client.puller import (
     PULL_TIMEOUT_SECONDS,
     SUSPEND_MILLISECONDS,
 )
-from gantrymq.client.requests import pull_request, read_pull, reading
+from gantrymq.client.requests import next_offset, pull_request, read_pull, reading
 from gantrymq.client.routes import queues_to_subscribe
 from gantrymq.client.serializers import Deserializer
 from gantrymq.message import DeliveredRecord
@@ -513,7 +513,7 @@ class Reader(Lifetime, Generic[R]):
                     _decode(record, self._deserialize)
                 known.fetched.append(record)
                 known.bytes += record.stored_size
-        known.fetch_at = ext.next_begin_offset
+        known.fetch_at = next_offset(answer.code, begin, ext)
         if not known.fetched:
             known.position = known.fetch_at
         self._arrived.set()

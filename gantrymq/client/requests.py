@@ -165,6 +165,17 @@ def read_pull(answer: Command, address: str) -> PullMessageResponse:
         return read_header(PullMessageResponse, answer.ext)
 
 
+def next_offset(code: int, asked: int, bounds: PullMessageResponse) -> int:
+    """Where a caller continues that chooses its offsets itself, after a pull from ``asked``.
+
+    RocketMQ 5 answers the first pull after a reset of the group's offsets with PULL_OFFSET_MOVED and the offset of the
+    reset, also if the queue has ``asked`` (``PullMessageProcessor``); the next pull gets the messages.
+    """
+    if code == ResponseCode.PULL_OFFSET_MOVED and asked <= bounds.max_offset:
+        return max(asked, min(bounds.min_offset, bounds.next_begin_offset))
+    return bounds.next_begin_offset
+
+
 def check_success(answer: Command, address: str, codes: Collection[int] = (ResponseCode.SUCCESS,)) -> None:
     """Raise :class:`BrokerError` unless the code of ``answer`` is one of ``codes``."""
     if answer.code not in codes:

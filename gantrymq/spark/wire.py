@@ -23,6 +23,7 @@ from gantrymq.client.requests import (
     commit_request,
     max_offset_request,
     min_offset_request,
+    next_offset,
     pull_request,
     read_offset,
     read_pull,
@@ -218,7 +219,8 @@ class Wire:
         with _as_spark_errors(f"a pull of {queue} at {offset}", answer):
             bounds = read_pull(answer, queue.address)
         if answer.code != ResponseCode.SUCCESS:
-            return Pulled(answer.code, bounds.next_begin_offset, bounds.min_offset, bounds.max_offset, b"")
+            following = next_offset(answer.code, offset, bounds)
+            return Pulled(answer.code, following, bounds.min_offset, bounds.max_offset, b"")
         if offset < bounds.next_begin_offset < until:
             self._send_ahead(queue, bounds.next_begin_offset, rows, subscription)
         return Pulled(answer.code, bounds.next_begin_offset, bounds.min_offset, bounds.max_offset, answer.body)

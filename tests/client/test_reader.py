@@ -14,6 +14,7 @@ import gantrymq
 import gantrymq.sync
 from gantrymq import MessageQueue, Sql
 from gantrymq.message import DeliveredRecord
+from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 
 pytestmark = pytest.mark.anyio
@@ -265,6 +266,25 @@ async def test_a_reader_with_a_group_commits_its_offsets(fake_cluster: Cluster) 
         async with client.reader("T") as reader:
             with pytest.raises(ValueError, match="open it with group="):
                 await reader.commit()
+
+
+@pytest.mark.parametrize("reset_to", [0, 20])
+async def test_a_reset_of_the_group_in_rocketmq_5_moves_no_reader(fake_cluster: Cluster, reset_to: int) -> None:
+    """The broker answers one pull with the offset of the reset, whatever offset it was asked for."""
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
+        for number in range(20):
+            cluster.broker.store("T", 0, b"%d" % number)
+        resets = [reset_to]
+
+        def answer(request: Command) -> Any:
+            if resets and request.ext["queueOffset"] == "8":
+                return cluster.broker.pulled(request, ResponseCode.PULL_OFFSET_MOVED, b"", resets.pop())
+            return cluster.broker.on_pull_message(request)
+
+        cluster.broker.answers[RequestCode.PULL_MESSAGE] = answer
+        async with client.reader("T", group="g", pull_batch=8, until="end") as reader:
+            assert [message.queue_offset async for message in reader] == list(range(20))
+        assert not resets
 
 
 async def test_positions_and_commits_count_only_what_an_iteration_has_given_out(fake_cluster: Cluster) -> None:

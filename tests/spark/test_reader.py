@@ -194,6 +194,33 @@ def test_remaining_messages_are_read_if_data_loss_is_allowed(orders: FakeCluster
     assert [(entry["wanted"], entry["lost"]) for entry in logs] == [(2, 2)]
 
 
+@pytest.mark.parametrize("more", [{}, {"subExpression": "a"}])
+@pytest.mark.parametrize("reset_to", [0, 10])
+def test_a_reset_of_the_group_in_rocketmq_5_skips_no_message(
+    orders: FakeCluster, wire: Wire, more: dict[str, str], reset_to: int
+) -> None:
+    """The broker answers one pull with the offset of the reset, whatever offset it was asked for."""
+    resets = [reset_to]
+
+    def script(request: Command) -> Command | None:
+        if request.code != RequestCode.PULL_MESSAGE or (request.ext or {})["queueOffset"] != "4" or not resets:
+            return None
+        ext = {
+            "suggestWhichBrokerId": "0", "nextBeginOffset": str(resets.pop()), "minOffset": "0", "maxOffset": "10",
+        }  # fmt: skip
+        return request.answer(ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET", ext)
+
+    orders.add_topic("orders")  # empty again
+    for number in range(10):
+        orders.put("orders", 0, b"body %d" % number, properties={"TAGS": "a"})
+    orders.pull_rows, orders.script = 4, script
+    options = read_options({"nameserver": orders.address, "topic": "orders", "groupId": "lines", **more})
+    wanted = QueueRange(Queue("orders", "broker-a", 0, orders.address), 0, 10)
+    batches = list(read_range(wire, wanted, options, ["queueOffset"]))
+    assert [row["queueOffset"] for batch in batches for row in batch.to_pylist()] == list(range(10))
+    assert not resets
+
+
 @pytest.mark.parametrize("left", [6, 3])
 def test_a_queue_that_became_shorter_is_data_loss(orders: FakeCluster, wire: Wire, left: int) -> None:
     orders.queues["orders", 0].max_offset = left
