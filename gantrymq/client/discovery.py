@@ -43,9 +43,10 @@ class Discovery:
 
     async def fetch(self) -> str:
         """The addresses as the server has them; :class:`ConnectFailed` when there is no useful answer."""
-        return await anyio.to_thread.run_sync(self._fetch, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(self.fetch_blocking, abandon_on_cancel=True)
 
-    def _fetch(self) -> str:
+    def fetch_blocking(self) -> str:
+        """As :meth:`fetch`, for callers that may block."""
         # Few clients ask: the import takes as long as a tenth of the client's own.
         from http.client import HTTPException
         from urllib.error import HTTPError, URLError

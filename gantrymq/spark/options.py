@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping
 import attrs
 import msgspec
 
+from gantrymq.client.addresses import is_discovery_url, parse_nameservers
+from gantrymq.client.errors import ConnectFailed
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.bodies.clients import SubscriptionData
 from gantrymq.remoting.errors import RemoteFault
 from gantrymq.remoting.names import validate_group
-from gantrymq.spark.errors import WrongOption
+from gantrymq.spark.errors import Unreachable, WrongOption
 from gantrymq.spark.security import NO_SECURITY, SECURITY_OPTIONS, Security, read_security
 
 EARLIEST = -2
@@ -299,14 +301,26 @@ def _read_times(which: str, values: Mapping[str, str], is_read: Callable[[str], 
 
 
 def read_addresses(text: str) -> tuple[Address, ...]:
-    """The addresses in ``host:port;host:port``; an IPv6 host is in brackets. Raises :class:`WrongOption`."""
+    """The nameservers in ``text``, which is as for :func:`gantrymq.connect`: a URL with a path is asked for them, once.
+
+    Raises :class:`WrongOption`, or :class:`Unreachable` if the URL does not name them.
+    """
     try:
-        addresses = tuple(parse_address(part) for part in text.split(";") if part.strip())
+        addresses = _fetch_addresses(text) if is_discovery_url(text) else parse_nameservers(text)
     except ValueError as error:
         raise WrongOption(f"option nameserver: {error}") from None
-    if not addresses:
-        raise WrongOption("option nameserver is empty, write host:port or host:port;host:port")
-    return addresses
+    return tuple(map(parse_address, addresses))
+
+
+def _fetch_addresses(url: str) -> tuple[str, ...]:
+    from gantrymq.client.discovery import Discovery  # few reads need it
+
+    try:
+        return parse_nameservers(Discovery.of(url, None).fetch_blocking())
+    except ConnectFailed as error:
+        raise Unreachable(str(error)) from None
+    except ValueError as error:
+        raise Unreachable(f"the answer of {url} names no nameservers: {error}") from None
 
 
 def _read_offsets(name: str, text: str, is_read: Callable[[str], bool]) -> int | Offsets:

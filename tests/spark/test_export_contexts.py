@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +81,37 @@ def test_an_export_uses_contexts_and_variables_as_other_commands(
         monkeypatch.setenv(name, value.format(cluster=orders.address))
     assert export(tmp_path / "out", *(option.format(cluster=orders.address) for option in options)) == 0
     assert accounts(orders) == {account}
+
+
+@pytest.fixture
+def directory(orders: FakeCluster) -> Iterator[str]:
+    """A URL that answers with the addresses of the nameservers, of which the first does not answer."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(f"{NOWHERE};{orders.address}\n".encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/rocketmq/nsaddr"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("nameserver", [f"{NOWHERE},{{cluster}}", "http://{cluster}", "{directory}"])
+def test_an_export_takes_nameservers_in_the_forms_of_other_commands(
+    orders: FakeCluster, directory: str, tmp_path: Path, nameserver: str
+) -> None:
+    given = nameserver.format(cluster=orders.address, directory=directory)
+    assert run(["context", "add", "prod", "--nameserver", given, "--use"]) == 0
+    assert export(tmp_path / "out") == 0
+    assert run(["export", "status", str(tmp_path / "out"), "--context", "prod"]) == 0
 
 
 def test_the_status_of_a_folder_asks_brokers_only_if_a_nameserver_or_a_context_is_given(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gantrymq.spark import export
-from gantrymq.spark.errors import WrongOption
+from gantrymq.spark.errors import Unreachable, WrongOption
 from gantrymq.spark.options import (
     BATCH_OPTIONS,
     BODY_MAX_BYTES,
@@ -78,7 +78,8 @@ def test_every_option_is_read_with_any_case_of_its_name() -> None:
         ({"includeProperties": "no"}, "includeProperties is true or false"),
         ({"maxBytesPerPartition": "1m"}, "a number from 1"),
         ({"topic": " , "}, "option topic is missing"),
-        ({"nameserver": ";"}, "nameserver is empty"),
+        ({"nameserver": ";"}, "option nameserver: no nameserver given: host:port is expected"),
+        ({"nameserver": "https://a:1"}, "'https://a:1' is no nameserver: give its host:port"),
         ({"nameserver": "localhost"}, "'localhost' is no address"),
         ({"nameserver": "localhost:0"}, "port must be a number from 1"),
         ({"nameserver": "localhost:99999"}, "port must be a number from 1"),
@@ -149,6 +150,18 @@ def test_every_option_of_a_stream_is_read() -> None:
 def test_a_wrong_option_of_a_stream_is_named(given: dict[str, str], says: str) -> None:
     with pytest.raises(WrongOption, match=says):
         read_stream_options(NEEDED | given)
+
+
+@pytest.mark.parametrize("text", ["a:1;b:2", "a:1, b:2", "http://a:1;b:2"])
+def test_nameservers_are_read_as_by_the_client(text: str) -> None:
+    assert read_options(NEEDED | {"nameserver": text}).nameservers == (("a", 1), ("b", 2))
+    assert read_sink_options(NEEDED | {"nameserver": text}).nameservers == text
+
+
+def test_a_url_that_names_no_nameservers_is_unreachable() -> None:
+    url = "http://127.0.0.1:1/rocketmq/nsaddr"
+    with pytest.raises(Unreachable, match=rf"{url}.*no nameservers"):
+        read_options(NEEDED | {"nameserver": url})
 
 
 def test_a_missing_nameserver_is_named() -> None:
