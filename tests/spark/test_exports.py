@@ -43,7 +43,7 @@ from gantrymq.spark import (
     export_files,
     export_status,
 )
-from gantrymq.spark.exports import disk
+from gantrymq.spark.exports import disk, parquet_output
 from gantrymq.spark.exports.engines import run_here
 from gantrymq.spark.exports.folder import ExportFolder
 from gantrymq.spark.exports.folder_destination import FolderDestination
@@ -54,6 +54,7 @@ from gantrymq.spark.exports.writing import Task, run_task
 from gantrymq.spark.options import SourceOptions, read_addresses
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from conftest import FakeCluster
 
 pytest.importorskip("pyarrow", reason="exports are Parquet files: pip install 'gantrymq[spark]'")
@@ -984,6 +985,39 @@ def test_row_groups_are_bounded_by_properties_as_well(
     (file,) = visible(folder)
     footer = pq.read_metadata(file)
     assert {footer.row_group(number).num_rows for number in range(footer.num_row_groups)} == {10}
+
+
+def test_a_compaction_reads_one_row_group_at_a_time(
+    cluster: FakeCluster, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are merged by their size on disk, and bodies may be a hundred times as large."""
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(parquet_output, "GROUP_BYTES", 100_000)
+    monkeypatch.setattr("gantrymq.spark.reader.BATCH_BYTES", 20_000)
+    batches: list[int] = []
+    add = parquet_output.FolderOutput.add
+
+    def note(self: parquet_output.FolderOutput, batch: pa.RecordBatch) -> None:
+        batches.append(batch.nbytes)
+        add(self, batch)
+
+    cluster.add_topic("orders")
+    for _ in range(3):
+        for _ in range(3):
+            for _ in range(30):
+                cluster.put("orders", 0, b"x" * 10_000)
+            go(cluster, folder)
+        with monkeypatch.context() as patch:
+            patch.setattr(parquet_output.FolderOutput, "add", note)
+            compact_export(folder)
+        (file,) = visible(folder)
+        with pq.ParquetFile(file) as opened:
+            groups = [opened.read_row_group(number).nbytes for number in range(opened.num_row_groups)]
+        assert max(groups) < 200_000
+    assert rows(visible(folder)) == cluster.everything("orders")
+    assert batches
+    assert max(batches) < 200_000
 
 
 def test_large_messages_make_more_tasks(cluster: FakeCluster, folder: Path) -> None:

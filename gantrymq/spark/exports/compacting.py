@@ -13,11 +13,10 @@ from gantrymq.spark.errors import SparkError, SparkMissing
 from gantrymq.spark.exports.checking import check_file
 from gantrymq.spark.exports.destination import Destination
 from gantrymq.spark.exports.manifest import DataFile, State, count, file_path, folder_of
+from gantrymq.spark.exports.parquet_output import read_batches
 from gantrymq.spark.exports.planning import FILE_BYTES, FILE_ROWS
 from gantrymq.spark.exports.reading import existing_export
 from gantrymq.spark.local import arrow_status
-
-BATCH_ROWS = 8192
 
 
 @attrs.frozen
@@ -107,7 +106,7 @@ def _merge(export: Destination, number: int, run: str, group: list[DataFile]) ->
             source = export.open_file(file)
             check_file(source, file, f"{export.name}/{file.path}")
             with pq.ParquetFile(source) as opened:
-                for batch in opened.iter_batches(batch_size=BATCH_ROWS):
+                for batch in read_batches(opened):
                     output.add(batch)
         return DataFile(path, span, output.close(path))
     except BaseException:

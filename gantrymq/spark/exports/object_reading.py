@@ -13,14 +13,13 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from gantrymq.spark.columns import COLUMNS
 from gantrymq.spark.exports.manifest import NULL_DATE, DataFile, folder_of
 from gantrymq.spark.exports.object_store import open_store
-from gantrymq.spark.exports.parquet_output import FILE_COLUMNS
+from gantrymq.spark.exports.parquet_output import FILE_COLUMNS, read_batches
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 FORMAT = "gantrymq-export-files"
-BATCH_ROWS = 8192
 
 
 def read_objects(spark: SparkSession, url: str, files: Sequence[DataFile]) -> DataFrame:
@@ -64,7 +63,7 @@ class _Reader(DataSourceReader):
             return
         date = None if partition.date == NULL_DATE else datetime.date.fromisoformat(partition.date)
         with open_store(self._url).open(partition.path) as source, pq.ParquetFile(source) as opened:
-            for batch in opened.iter_batches(batch_size=BATCH_ROWS, columns=FILE_COLUMNS):
+            for batch in read_batches(opened):
                 columns = {name: batch.column(name) for name in FILE_COLUMNS}
                 columns["topic"] = pa.array([partition.topic] * batch.num_rows, pa.string())
                 columns["date"] = pa.array([date] * batch.num_rows, pa.date32())

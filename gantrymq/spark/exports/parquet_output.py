@@ -1,10 +1,10 @@
-"""Writes the Parquet files of an export: row groups of a bounded size, into a work folder or to an object store."""
+"""Reads the Parquet files of an export, and writes them: row groups of a bounded size, to a work folder or a store."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from uuid import uuid4
@@ -15,12 +15,21 @@ from gantrymq.spark.exports.manifest import Span
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 FILE_COLUMNS = [name for name in COLUMNS if name != "topic"]
 """The columns of a file; its topic and the date are in its path, as Hive has partitions."""
 GROUP_ROWS = 100_000
 GROUP_BYTES = 32 * 1024 * 1024
 """A row group is written when it has this many messages, or bytes: what one task keeps in memory."""
+BATCH_ROWS = 8192
+"""The most messages of a batch that is read."""
+
+
+def read_batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """The batches of a file. None has messages of two row groups, so that each is of a bounded size."""
+    for number in range(file.num_row_groups):
+        yield from file.iter_batches(BATCH_ROWS, row_groups=[number], columns=FILE_COLUMNS)
 
 
 class _ParquetOutput:
@@ -37,6 +46,8 @@ class _ParquetOutput:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
+        if batch.nbytes >= GROUP_BYTES:  # what was read from a row group; groups must not grow with each compaction
+            self._write_group()
         self._waiting.append(batch)
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
