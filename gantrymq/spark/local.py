@@ -13,11 +13,12 @@ import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from gantrymq.spark.errors import SparkMissing
+from gantrymq.spark.events import log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -145,7 +146,9 @@ def session(
     off); at error, the log has the first line of an exception only. A shuffle has as many partitions as there are
     concurrent tasks, at least 8, where Spark's default is 200. ``config`` adds or overrides settings of Spark. Spark's
     Python workers use this interpreter, not ``python3`` on the path; therefore the function sets ``PYSPARK_PYTHON`` and
-    ``PYSPARK_DRIVER_PYTHON`` of this process. A start takes about five seconds. The caller stops the session.
+    ``PYSPARK_DRIVER_PYTHON`` of this process. A start takes about five seconds. The caller stops the session. The JVM
+    outlives it: a later session of this process has the heap of the first one, which is logged if it is less than
+    ``memory``.
 
     Raises :class:`SparkMissing` if Spark cannot run.
     """
@@ -203,6 +206,7 @@ def check_interpreter(python: str) -> None:
 
 
 def _start(app_name: str, cores: int | None, memory: str, log_level: str, config: Mapping[str, str]) -> SparkSession:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -211,13 +215,27 @@ def _start(app_name: str, cores: int | None, memory: str, log_level: str, config
     # They exist as long as this process, because the JVM outlives the session and uses them.
     folder = Path(tempfile.mkdtemp(prefix="gantrymq-spark-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    trace = _FIRST_LINE if log_level == "error" else "%throwable"
+    trace = _FIRST_LINE if log_level in ("error", "off") else "%throwable"  # a later session may set off to error
     (folder / "log4j2.properties").write_text(_LOG4J.format(level=log_level, trace=trace), encoding="ascii")
     settings = _settings(folder, cores, memory) | dict(config)
     builder = SparkSession.builder.master(f"local[{cores or '*'}]").appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    has_jvm = SparkContext._gateway is not None
+    started = builder.getOrCreate()
+    if has_jvm:
+        _set_up_jvm_again(started, memory, log_level)
+    return started
+
+
+def _set_up_jvm_again(spark: SparkSession, memory: str, log_level: str) -> None:
+    """Set what can be changed in the JVM of an earlier session of this process, and log what cannot."""
+    spark.sparkContext.setLogLevel(log_level.upper())
+    jvm: Any = spark.sparkContext._jvm
+    heap = jvm.java.lang.Runtime.getRuntime().maxMemory() >> 20
+    wanted = jvm.org.apache.spark.network.util.JavaUtils.byteStringAsMb(memory)
+    if heap < wanted * 0.9:  # some garbage collectors do not count all of it
+        log.warning("jvm_heap_not_changed", heap_mb=heap, wanted_mb=wanted)
 
 
 def _settings(folder: Path, cores: int | None, memory: str) -> dict[str, str]:

@@ -139,3 +139,25 @@ def test_the_session_of_tests_uses_the_archive_of_classes(spark: SparkSession) -
         pytest.skip("`make foreign` makes the archive")
     java = spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
     assert str(archive) in Path(f"/proc/{java}/maps").read_text()
+
+
+SESSIONS = """
+from gantrymq.spark import session
+
+session(log_level="off", memory="512m", cores=1).stop()
+for memory in ("512m", "1g"):
+    later = session(log_level="warn", memory=memory, cores=1)
+    print(memory, later.sparkContext._jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel().toString())
+    later.stop()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_later_session_has_its_log_level_and_logs_a_smaller_heap() -> None:
+    done = subprocess.run([sys.executable, "-c", SESSIONS], capture_output=True, text=True, check=True)
+    before, _, after = done.stdout.partition("512m WARN\n")
+    assert "jvm_heap_not_changed" not in before
+    assert "jvm_heap_not_changed" in after
+    assert "wanted_mb=1024" in after
+    assert after.endswith("1g WARN\n")
