@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
@@ -114,6 +116,28 @@ def test_an_export_in_s3_is_incremental_and_is_read_by_manifest(
     assert go(orders, to, overwrite=True).rows == 23
     assert rows(objects, to) == orders.everything()
     assert_clean(objects, to)
+
+
+def test_an_object_that_marks_an_empty_folder_is_ignored(orders: FakeCluster, s3_settings: None) -> None:
+    """As the consoles of S3 and MinIO make it by "Create folder"."""
+    to = "s3://bucket/made/by console"
+    make_marker(f"{to}/")
+    assert go(orders, to).rows == 20
+    for folder in ("_gantrymq", "topic=orders", "topic=orders/date=2023-11-14"):
+        make_marker(f"{to}/{folder}/")
+    orders.fill(3)
+    assert go(orders, to).rows == 3
+    compact_export(to)
+    assert export_status(to).number == 3
+    assert rows(open_store(to), to) == orders.everything()
+
+
+def make_marker(url: str) -> None:
+    """Create an empty object whose name ends with a slash, which obstore does not do."""
+    key = url.removeprefix("s3://bucket/")
+    assert key.endswith("/")
+    address = f"{os.environ['AWS_ENDPOINT_URL']}/bucket/{quote(key)}"
+    urllib.request.urlopen(urllib.request.Request(address, method="PUT", data=b""), timeout=10).close()
 
 
 def test_two_writers_of_s3_publish_each_message_once(orders: FakeCluster, s3_settings: None) -> None:

@@ -95,18 +95,22 @@ class Objects:
             return cast(BinaryIO, _Reader(obstore.open_reader(self._store, name)))
 
     def names(self, folder: str) -> list[str]:
-        """The names directly below ``folder``, without it: of objects and of folders that have some."""
+        """The names directly below ``folder``, without it: of objects and of folders that have some.
+
+        The empty object ``folder/`` is none of them: consoles and other tools make it to show an empty folder.
+        """
         with self._clear_errors(folder):
             found = self._store.list_with_delimiter(folder or None)
             paths = [str(item["path"]) for item in found["objects"]] + list(map(str, found["common_prefixes"]))
-            return sorted(path.rstrip("/").rpartition("/")[2] for path in paths)
+            return sorted(path.rstrip("/").rpartition("/")[2] for path in paths if path.rstrip("/") != folder)
 
     def walk(self, folder: str) -> Iterator[tuple[str, datetime]]:
-        """The name and the time of every object below ``folder``."""
+        """The name and the time of every object below ``folder``, without the empty object ``folder/``."""
         with self._clear_errors(folder):
             for page in self._store.list(folder or None):
                 for item in cast("Sequence[dict[str, Any]]", page):
-                    yield str(item["path"]), item["last_modified"]
+                    if str(item["path"]) != folder:
+                        yield str(item["path"]), item["last_modified"]
 
     def delete(self, names: Sequence[str]) -> None:
         """Delete objects, those among them that exist."""
