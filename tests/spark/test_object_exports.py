@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -206,6 +207,8 @@ def kill_at(step: int, patch: pytest.MonkeyPatch) -> list[str]:
 
 PROBED = 3
 """How many changes of a first run come before its plan: they check the store."""
+COMPACTED = re.compile(r"-c\d+-")
+"""In the names of files that a compaction wrote."""
 
 
 @pytest.mark.parametrize("act", ["begin", "export", "overwrite", "discard", "compact"])
@@ -249,7 +252,10 @@ def test_a_stop_at_any_step_loses_and_duplicates_nothing(
         orders.fill(1)
         go(orders, to)
         assert rows(objects, to) == orders.everything(), happened
-        if act == "begin" and 0 < step < PROBED:
+        if act == "compact":
+            unnamed = set(data_files(objects)) - {str(url).removeprefix(f"{to}/") for url in export_files(to)}
+            assert all(COMPACTED.search(name) for name in unnamed), happened
+        if act == "compact" or (act == "begin" and 0 < step < PROBED):
             with monkeypatch.context() as patch:
                 patch.setattr(object_destination, "UNREFERENCED_AGE", timedelta(0))
                 compact_export(to)
@@ -260,12 +266,16 @@ def test_a_stop_at_any_step_loses_and_duplicates_nothing(
 
 WRITERS = """
 import os, random, signal, sys
+from contextlib import suppress
 import obstore, pyarrow.compute, pyarrow.parquet
-from gantrymq.spark import ExportFenced, export
+from gantrymq.spark import ExportFenced, SparkError, compact_export, export
 
 def work():
     random.seed()
     while True:
+        if random.random() < 0.2:
+            with suppress(SparkError):
+                compact_export(sys.argv[1])
         try:
             export("orders", sys.argv[1], sys.argv[2], engine="local", file_rows=7, overwrite=random.random() < 0.2,
                    discard_plan=random.random() < 0.2)
@@ -291,7 +301,7 @@ for _ in sys.stdin:
 def test_writers_that_are_killed_publish_each_message_once(
     orders: FakeCluster, s3_settings: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes export to one place, replace, and drop each other's plans; one after the other is killed."""
+    """Two processes export to one place, replace, compact, and drop each other's plans; both are killed by turns."""
     kills = int(os.environ.get("GANTRYMQ_EXPORT_KILLS", "3"))
     to, chance, asked, fenced = "s3://bucket/killed", random.Random(19), 0, 0
 
@@ -367,6 +377,67 @@ def test_a_writer_that_is_thought_dead_publishes_or_is_fenced(
     go(orders)
     assert rows(local(TO)) == orders.everything()
     assert_clean(local(TO))
+
+
+def act_after_upload(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], Any]) -> None:
+    """Call ``act`` with the number of files that a compaction has uploaded, after each of them."""
+    upload, uploaded = Objects.upload, 0
+
+    def upload_and_act(self: Objects, name: str, file: Any) -> None:
+        nonlocal uploaded
+        upload(self, name, file)
+        if COMPACTED.search(name):
+            uploaded += 1
+            act(uploaded)
+
+    monkeypatch.setattr(Objects, "upload", upload_and_act)
+
+
+@pytest.mark.parametrize("every", [100, 5, 2])
+def test_a_compaction_is_published_although_runs_publish_meanwhile(
+    orders: FakeCluster, local: Callable[[str], Objects], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_destination, "COMPLETE_EVERY", every)
+    go(orders)
+    orders.fill(4)
+    go(orders)
+
+    def publish_a_run(uploaded: int) -> None:
+        orders.fill(2)
+        assert go(orders).rows == 2
+
+    act_after_upload(monkeypatch, publish_a_run)
+    result = compact_export(TO)
+    assert (result.before, result.after, result.rows) == (4, 2, 24)
+    assert export_status(TO).number == 5
+    assert rows(local(TO)) == orders.everything()
+    assert len([url for url in export_files(TO) if COMPACTED.search(str(url))]) == 2
+    assert_clean(local(TO))
+
+
+def test_a_compaction_of_files_that_were_replaced_is_refused(
+    orders: FakeCluster, local: Callable[[str], Objects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(orders)
+    orders.fill(4)
+    go(orders)
+    act_after_upload(monkeypatch, lambda uploaded: go(orders, overwrite=True) if uploaded == 2 else None)
+    with pytest.raises(ExportFenced, match="another writer has replaced files of s3://bucket/out that this compaction"):
+        compact_export(TO)
+    assert rows(local(TO)) == orders.everything()
+    assert_clean(local(TO))
+
+
+def test_a_run_that_is_going_on_keeps_a_compaction_from_starting(
+    orders: FakeCluster, local: Callable[[str], Objects]
+) -> None:
+    def compact(request: Command) -> None:
+        if request.code == RequestCode.PULL_MESSAGE:
+            with pytest.raises(SparkError, match="a run of s3://bucket/out is going on, or was stopped"):
+                compact_export(TO)
+
+    orders.script = compact
+    go(orders)
 
 
 def test_a_failed_run_is_completed_without_reading_again(orders: FakeCluster, local: Callable[[str], Objects]) -> None:

@@ -53,20 +53,20 @@ def compact_export(
             export.finish()
             state = export.read_state()
             if export.read_plan(state.number + 1) is not None:
-                raise SparkError(f"a run of {export.name} was stopped: let an export finish it, then compact")
+                raise SparkError(
+                    f"a run of {export.name} is going on, or was stopped: let an export finish it, then compact"
+                )
             groups = list(_groups(state, file_rows, file_bytes))
             before = len(state.files)
             merged: list[DataFile] = []
             number, run = state.number + 1, str(uuid4())
-            if groups:
-                export.start_compaction(number, run, sorted({group[0].span.topic for group in groups}))
             for group in groups:
                 if progress is not None:
                     progress(len(merged), len(groups))
                 merged.append(_merge(export, number, run, group))
             if merged:
                 removed = [file.path for group in groups for file in group]
-                export.place(export.stage_compaction(state, run, merged, removed))
+                export.publish_compaction(state, run, merged, removed)
             export.remove_unreferenced()
             after = before - sum(map(len, groups)) + len(groups)
     except OSError as error:

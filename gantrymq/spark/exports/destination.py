@@ -85,14 +85,14 @@ class Destination(Protocol):
     def stage(self, plan: Plan) -> Manifest:
         """Check what the tasks wrote, and make the manifest. Raises :class:`ExportDamaged`, :class:`ExportFenced`."""
 
-    def stage_compaction(self, state: State, run: str, merged: Sequence[DataFile], removed: Sequence[str]) -> Manifest:
-        """Check the files of a compaction, and make the manifest."""
-
-    def start_compaction(self, number: int, run: str, topics: Sequence[str]) -> None:
-        """Note that the files of ``run`` are nobody's unless manifest ``number`` names them."""
-
     def place(self, manifest: Manifest) -> None:
         """Publish a staged manifest and end its run. Raises :class:`ExportFenced` if another writer was first."""
+
+    def publish_compaction(self, state: State, run: str, merged: Sequence[DataFile], removed: Sequence[str]) -> None:
+        """Check the files of a compaction of ``state``, and publish that they replace ``removed``.
+
+        Raises :class:`ExportFenced` if another writer has replaced files that they have.
+        """
 
     def remove_unreferenced(self) -> None:
         """Remove old files that no manifest names, if there can be any."""

@@ -111,10 +111,7 @@ class FolderDestination:
         swapped = [topic_folder(topic) for topic in plan.replaced]
         return self._write_staged(run_manifest(plan, written, time.time(), swapped))
 
-    def start_compaction(self, number: int, run: str, topics: Sequence[str]) -> None:
-        pass  # its files are in the work folder
-
-    def stage_compaction(self, state: State, run: str, merged: Sequence[DataFile], removed: Sequence[str]) -> Manifest:
+    def publish_compaction(self, state: State, run: str, merged: Sequence[DataFile], removed: Sequence[str]) -> None:
         work = self._folder.work_path(state.number + 1)
         for file in merged:
             check_file(work / file.path, file)
@@ -124,7 +121,7 @@ class FolderDestination:
         for file in kept:
             os.link(self._folder.path / file.path, work / file.path)
         disk.sync_folders(work, [work / file.path for file in (*merged, *kept)])
-        return self._write_staged(compaction_manifest(state, run, time.time(), merged, removed, swapped))
+        self.place(self._write_staged(compaction_manifest(state, run, time.time(), merged, removed, swapped)))
 
     def place(self, manifest: Manifest) -> None:
         placing.place(self._folder, manifest)

@@ -6,8 +6,10 @@ of a run: create ``plan-N.json``, upload files, write the result of each task (`
 create ``manifest-N.json``. Both creations are conditional writes, so of several writers one publishes number N.
 
 Any of them may be alive, because no store says so. Therefore nothing of a run with number N is deleted before
-manifest N is published: after that, no other run of number N can be. A plan that is dropped and a compaction leave
-``dropped-N-ID.json`` and ``compact-N-ID.json``, so that the files of ID are deleted once N is published.
+manifest N is published: after that, no other run of number N can be. A plan that is dropped leaves
+``dropped-N-ID.json``, so that the files of ID are deleted once N is published. A compaction uploads its files,
+then publishes them with the next number that is free. Before that it creates ``compact-N-ID.json``, so that the
+files that it replaces are deleted also if it is killed.
 """
 
 from __future__ import annotations
@@ -175,31 +177,44 @@ class ObjectDestination:
             raise
         return manifest
 
-    def start_compaction(self, number: int, run: str, topics: Sequence[str]) -> None:
-        marker = encode(Marker(run, list(topics)))
-        self._objects.write(f"{RECORDS}/compact-{number:08}-{_short(run)}.json", marker)
-
-    def stage_compaction(self, state: State, run: str, merged: Sequence[DataFile], removed: Sequence[str]) -> Manifest:
-        manifest = compaction_manifest(state, run, time.time(), merged, removed, [])
-        try:
-            self._check(merged)
-        except SparkError:
-            self._check_fence(Marker(run, _topics_in(manifest)), manifest.number)
-            raise
-        return manifest
-
     def place(self, manifest: Manifest) -> None:
+        try:
+            self._publish(manifest)
+        except FileExistsError:
+            self._check_fence(Marker(manifest.plan, _topics_in(manifest)), manifest.number)
+            raise
+        self._clean(manifest)
+
+    def publish_compaction(self, state: State, run: str, merged: Sequence[DataFile], removed: Sequence[str]) -> None:
+        """Runs that publish meanwhile only add files, so the compaction takes the next number that is free."""
+        self._check(merged)
+        while True:
+            manifest = compaction_manifest(state, run, time.time(), merged, removed, [])
+            marker = f"{RECORDS}/compact-{manifest.number:08}-{_short(run)}.json"
+            self._objects.write(marker, encode(Marker(run, [])))
+            try:
+                self._publish(manifest)
+                break
+            except FileExistsError:
+                self._objects.delete([marker])
+                state = self.read_state()
+                if state.number < manifest.number:
+                    raise
+            if not state.files.keys() >= set(removed):
+                self._objects.delete([file.path for file in merged])
+                raise ExportFenced(
+                    f"another writer has replaced files of {self.name} that this compaction merged: compact again"
+                )
+        self._clean(manifest)
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Publish by a conditional write. Raises FileExistsError if another writer has published that number."""
         published = manifest
         if manifest.number % COMPLETE_EVERY == 0:
             state = self._state_at(manifest.number - 1)
             state.apply(manifest)
             published = state.as_manifest(manifest)
-        try:
-            self._objects.create(_manifest_name(manifest.number), encode(published))
-        except FileExistsError:
-            self._check_fence(Marker(manifest.plan, _topics_in(manifest)), manifest.number)
-            raise
-        self._clean(manifest)
+        self._objects.create(_manifest_name(manifest.number), encode(published))
 
     def remove_unreferenced(self) -> None:
         """Delete data files that no manifest names, and probes, that are too old for a run that is alive."""
