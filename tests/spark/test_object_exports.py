@@ -516,6 +516,49 @@ def test_many_runs_are_read_from_the_last_complete_manifest(
         export_files(TO)
 
 
+def test_runs_list_no_manifest_before_the_last_complete_one(
+    orders: FakeCluster, local: Callable[[str], Objects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_destination, "COMPLETE_EVERY", 3)
+    for _ in range(7):
+        orders.put("orders", 0, b"x")
+        go(orders)
+    listed: set[str] = set()
+
+    def note(work: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def call(self: Objects, folder: str, *arguments: str) -> list[str]:
+            found = work(self, folder, *arguments)
+            listed.update(found if folder == "_gantrymq" else ())
+            return found
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("names", "names_after"):
+            patch.setattr(Objects, name, note(getattr(Objects, name)))
+        orders.put("orders", 0, b"x")
+        go(orders)
+    assert {name for name in listed if name.startswith("manifest-")} == {
+        "manifest-00000006.json", "manifest-00000007.json", "manifest-00000008.json", "manifest-complete.json",
+    }  # fmt: skip
+    assert rows(local(TO)) == orders.everything()
+    local(TO).delete([f"_gantrymq/manifest-{number:08}.json" for number in range(6, 9)])  # as a copy of before them
+    go(orders)
+    assert export_status(TO).number == 6
+    assert rows(local(TO)) == orders.everything()
+
+
+@pytest.mark.parametrize("store", ["local", "s3_settings"])
+def test_names_after_a_name_are_listed(store: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(store)
+    objects = destinations.open_store("s3://bucket/listed")
+    for name in ("r/a", "r/m-1", "r/m-2", "r/z/1", "r/z/2", "rs/n"):
+        objects.write(name, b"")
+    assert objects.names_after("r", "m-1") == ["m-2", "z"]
+    assert objects.names_after("r", "m") == ["m-1", "m-2", "z"]
+    assert objects.names_after("s", "a") == []
+
+
 def test_replaced_objects_of_a_killed_overwrite_are_deleted_also_by_a_complete_manifest(
     orders: FakeCluster, local: Callable[[str], Objects], monkeypatch: pytest.MonkeyPatch
 ) -> None:

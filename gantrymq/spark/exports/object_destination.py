@@ -7,9 +7,12 @@ create ``manifest-N.json``. Both creations are conditional writes, so of several
 
 Any of them may be alive, because no store says so. Therefore nothing of a run with number N is deleted before
 manifest N is published: after that, no other run of number N can be. A plan that is dropped leaves
-``dropped-N-ID.json``, so that the files of ID are deleted once N is published. A compaction uploads its files,
-then publishes them with the next number that is free. Before that it creates ``compact-N-ID.json``, so that the
+``plan-dropped-N-ID.json``, so that the files of ID are deleted once N is published. A compaction uploads its files,
+then publishes them with the next number that is free. Before that it creates ``plan-compact-N-ID.json``, so that the
 files that it replaces are deleted also if it is killed.
+
+No manifest is deleted, because its name keeps a run of the same number from publishing. So that runs do not list all of
+them, ``manifest-complete.json`` has the number of a complete one, and other records have names that come after theirs.
 """
 
 from __future__ import annotations
@@ -49,8 +52,9 @@ from gantrymq.spark.exports.parquet_output import ObjectOutput
 
 UNREFERENCED_AGE = timedelta(days=1)
 """A file that no manifest names and that is older belongs to no run that is alive."""
-_OF_RUN = re.compile(r"(?:plan-(\d{8,})|(?:dropped|compact)-(\d{8,})-[0-9a-f]{12})\.json|work-(\d{8,})-[0-9a-f]{12}")
+_OF_RUN = re.compile(r"plan-(?:(?:dropped|compact)-)?(\d{8,})(?:-[0-9a-f]{12})?\.json|work-(\d{8,})-[0-9a-f]{12}")
 _PROBE = f"{RECORDS}/probe-"
+_COMPLETE = f"{RECORDS}/manifest-complete.json"
 _ID_LENGTH = 12
 
 
@@ -62,6 +66,13 @@ class Marker:
     topics: list[str]
 
 
+@attrs.frozen
+class Complete:
+    """Which manifest was the last complete one, or was so before."""
+
+    number: int
+
+
 class ObjectDestination:
     """The :class:`~gantrymq.spark.exports.destination.Destination` for an object store."""
 
@@ -70,6 +81,7 @@ class ObjectDestination:
         self._objects = objects
         self._may_have_left = False
         """Whether files may be left in other folders than those of the manifest."""
+        self._complete: int | None = None
 
     def check(self) -> None:
         names = self._objects.names("")
@@ -80,12 +92,12 @@ class ObjectDestination:
             raise FolderInUse(f"{self.name} has {names[0]!r} but no {RECORDS}, so no export wrote it")
 
     def exists(self) -> bool:
-        return any(MANIFEST.fullmatch(name) or _OF_RUN.fullmatch(name) for name in self._objects.names(RECORDS))
+        return any(MANIFEST.fullmatch(name) or _OF_RUN.fullmatch(name) for name in self._record_names())
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Make sure that the store has conditional writes, on which exactly-once depends. It cannot be locked."""
-        if not self._numbers():
+        if not self._last_number():
             self._check_conditional_writes()
         yield
 
@@ -105,17 +117,17 @@ class ObjectDestination:
 
     def finish(self) -> None:
         """Delete what runs left whose number is published."""
-        last = max(self._numbers(), default=0)
+        last = self._last_number()
         for number in sorted({number for number, _ in self._leftovers() if number <= last}):
             self._may_have_left = True
             self._clean(self._read_manifest(number))
 
     def read_state(self) -> State:
-        return self._state_at(None)
+        return self._state_at(self._last_number())
 
-    def _state_at(self, number: int | None) -> State:
+    def _state_at(self, number: int) -> State:
         """The state as of manifest ``number``."""
-        numbers = [found for found in self._numbers() if number is None or found <= number]
+        numbers = range(1, number + 1)
         return sum_up(numbers, self._read_manifest, lambda missing: f"{self.name}/{_manifest_name(missing)}")
 
     def read_plan(self, number: int) -> Plan | None:
@@ -131,7 +143,7 @@ class ObjectDestination:
 
     def discard_plan(self, plan: Plan) -> bool:
         marker = encode(Marker(plan.id, _topics_of(plan)))
-        self._objects.write(f"{RECORDS}/dropped-{plan.number:08}-{_short(plan.id)}.json", marker)
+        self._objects.write(f"{RECORDS}/plan-dropped-{plan.number:08}-{_short(plan.id)}.json", marker)
         self._objects.delete([_plan_name(plan.number)])
         return True
 
@@ -190,7 +202,7 @@ class ObjectDestination:
         self._check(merged)
         while True:
             manifest = compaction_manifest(state, run, time.time(), merged, removed, [])
-            marker = f"{RECORDS}/compact-{manifest.number:08}-{_short(run)}.json"
+            marker = f"{RECORDS}/plan-compact-{manifest.number:08}-{_short(run)}.json"
             self._objects.write(marker, encode(Marker(run, [])))
             try:
                 self._publish(manifest)
@@ -215,6 +227,8 @@ class ObjectDestination:
             state.apply(manifest)
             published = state.as_manifest(manifest)
         self._objects.create(_manifest_name(manifest.number), encode(published))
+        if published.complete:
+            self._objects.write(_COMPLETE, encode(Complete(manifest.number)))
 
     def remove_unreferenced(self) -> None:
         """Delete data files that no manifest names, and probes, that are too old for a run that is alive."""
@@ -274,12 +288,22 @@ class ObjectDestination:
 
     def _leftovers(self) -> list[tuple[int, str]]:
         """The number and the name of every record of a run that has not been cleaned."""
-        found = ((name, _OF_RUN.fullmatch(name)) for name in self._objects.names(RECORDS))
-        return [(int(match[1] or match[2] or match[3]), f"{RECORDS}/{name}") for name, match in found if match]
+        found = ((name, _OF_RUN.fullmatch(name)) for name in self._record_names())
+        return [(int(match[1] or match[2]), f"{RECORDS}/{name}") for name, match in found if match]
 
-    def _numbers(self) -> list[int]:
-        found = (MANIFEST.fullmatch(name) for name in self._objects.names(RECORDS))
-        return sorted(int(match[1]) for match in found if match)
+    def _last_number(self) -> int:
+        found = (MANIFEST.fullmatch(name) for name in self._record_names())
+        return max((int(match[1]) for match in found if match), default=0)
+
+    def _record_names(self) -> list[str]:
+        """The names of the records, without manifests before the last complete one: there may be millions of them."""
+        if self._complete is None:
+            found = self._read(_COMPLETE, Complete)
+            self._complete = 0 if found is None else found.number
+        names = self._objects.names_after(RECORDS, f"manifest-{self._complete:08}")
+        if self._complete and not any(map(MANIFEST.fullmatch, names)):
+            return self._objects.names(RECORDS)  # somebody has deleted manifests
+        return names
 
     def _read_manifest(self, number: int) -> Manifest:
         manifest = self._read(_manifest_name(number), Manifest)

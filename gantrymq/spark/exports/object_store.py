@@ -104,6 +104,13 @@ class Objects:
             paths = [str(item["path"]) for item in found["objects"]] + list(map(str, found["common_prefixes"]))
             return sorted(path.rstrip("/").rpartition("/")[2] for path in paths if path.rstrip("/") != folder)
 
+    def names_after(self, folder: str, name: str) -> list[str]:
+        """The names directly below ``folder`` that come after ``name``. S3 lists no others."""
+        with self._clear_errors(folder):
+            pages = self._store.list(folder, offset=f"{folder}/{name}")
+            paths = [str(item["path"]) for page in pages for item in cast("Sequence[dict[str, Any]]", page)]
+            return sorted({path.removeprefix(f"{folder}/").partition("/")[0] for path in paths if path != folder})
+
     def walk(self, folder: str) -> Iterator[tuple[str, datetime]]:
         """The name and the time of every object below ``folder``, without the empty object ``folder/``."""
         with self._clear_errors(folder):
