@@ -68,7 +68,7 @@ class Message:
     flag: int = 0
     """A number of the user's own."""
     delay_level: int = 0
-    """The delay by the brokers' table of levels, from 1 on; 0 is no delay."""
+    """The delay by the brokers' table of levels, from 1 on; 0 means no delay."""
     order_key: str | int | None = attrs.field(default=None, kw_only=True)
     """Messages of a topic with the same key go to one queue, and consumers can take them in order."""
     delay: timedelta | float | None = attrs.field(default=None, kw_only=True)

@@ -70,7 +70,7 @@ class Metrics:
         """A present value. ``text`` describes it in a sentence, with its unit; the first text of a name is used.
 
         All series of a name must have the same labels and kind, else :class:`ValueError`. The last value of equal
-        series is used. A label may be a text, a number or a bool. A value that is no number raises ``TypeError`` or
+        series is used. A label may be a text, a number or a bool. A value that is not a number raises ``TypeError`` or
         :class:`ValueError`.
         """
         self._put("gauge", name, text, _number(value), labels)
@@ -138,7 +138,7 @@ class Metrics:
 
 
 def _number(value: float) -> float:
-    """An integer as it is, anything else as ``float``: what is no number must fail here, in the plugin's call."""
+    """An integer as it is, anything else as ``float``: what is not a number must fail here, in the plugin's call."""
     number = float(value)
     return value if isinstance(value, int) else number
 

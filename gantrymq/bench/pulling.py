@@ -114,7 +114,7 @@ class PullLoad:
         self.tally.failed("lost", reason, connection.outstanding)
 
     def _take(self, data: bytes, head: int, body: int, end: int, cursors: Cursors, now: int) -> int | None:
-        """Return the slot of a response; None for a frame that is no response to a pull."""
+        """Return the slot of a response; None for a frame that is not a response to a pull."""
         opaque, code = _opaque(data, head, body), _code(data, head, body)
         if opaque is None or code is None or not 0 <= int(opaque[1]) < len(cursors.queues):
             return None

@@ -124,7 +124,7 @@ def advertised(advertise: str, listen: str) -> Finding:
                 pass
     except OSError as error:
         advice = "right behind a NAT or a proxy that leads here; else set broker.advertise to this machine's address"
-        return Finding(check, WARN, f"{host} is no address of this machine ({error.strerror or error})", advice)
+        return Finding(check, WARN, f"{host} is not an address of this machine ({error.strerror or error})", advice)
     if str(where[0]).startswith("127.") or where[0] == "::1":
         advice = "for others set broker.listen, and broker.advertise where clients see another address"
         return Finding(check, OK, f"{host}: only clients on this machine reach it", advice)
@@ -259,7 +259,7 @@ def folder(data: str) -> Finding:
     """Whether the data folder and what the broker has written there can be read and written."""
     place = nearest(data)
     if not place.is_dir():
-        return Finding("data folder", FAIL, f"{place} is no folder", "choose another folder (--data)")
+        return Finding("data folder", FAIL, f"{place} is not a folder", "choose another folder (--data)")
     closed = next(_without_access(place, stores_of(Path(data).absolute())), None)
     if closed is not None:
         advice = "run this as the broker's user, give this user the right, or choose another folder (--data)"

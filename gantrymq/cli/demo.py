@@ -119,7 +119,7 @@ def recreate(root: Path) -> Path:
     root = root.absolute()
     if root.exists():
         if not (root / MARK).is_file() and (not root.is_dir() or any(root.iterdir())):
-            raise CommandFailed(f"{root} exists and is no folder of an earlier demo; move it away, or choose --folder")
+            raise CommandFailed(f"{root} is not a folder of an earlier demo; move it away, or choose --folder")
         shutil.rmtree(root)
     root.mkdir(parents=True)
     (root / MARK).touch()

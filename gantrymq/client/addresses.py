@@ -27,7 +27,7 @@ def parse_nameservers(text: str | Iterable[str]) -> tuple[str, ...]:
 
 def _split(text: str) -> list[str]:
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no address: host:port is expected, as in '127.0.0.1:9876'")
+        raise ValueError(f"{text!r} is not an address: host:port is expected, as in '127.0.0.1:9876'")
     return [part for part in re.split(r"[;,\s]+", text) if part]
 
 
@@ -38,7 +38,7 @@ def _without_scheme(text: str) -> str:
     rest = rest.removesuffix("/")
     if scheme.lower() != "http" or "/" in rest:
         raise ValueError(
-            f"{text!r} is no nameserver: give its host:port, as in 127.0.0.1:9876, not a URL "
+            f"{text!r} is not a nameserver: give its host:port, as in 127.0.0.1:9876, not a URL "
             "(one with a path, alone, is asked for the addresses)"
         )
     return rest

@@ -18,7 +18,7 @@ def load_app(place: str) -> App:
     """
     module_name, colon, name = place.partition(":")
     if not (colon and name and all(part.isidentifier() for part in module_name.split("."))):
-        raise GantryError(f"{place!r} names no app: give module:name, as in shop.orders:app")
+        raise GantryError(f"{place!r} does not name an app: give module:name, as in shop.orders:app")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -85,7 +85,7 @@ def check_message(message: Message, body_max_bytes: int = BODY_MAX_BYTES) -> Non
         if not key or any(character.isspace() for character in key):
             raise InvalidMessage(f"key {key!r} is empty or holds a space, which separates keys")
     if message.delay_level < 0:
-        raise InvalidMessage(f"delay level {message.delay_level}: levels begin with 1, and 0 is no delay")
+        raise InvalidMessage(f"delay level {message.delay_level}: levels begin with 1, and 0 means no delay")
     if (message.delay is not None) + (message.deliver_at is not None) + (message.delay_level > 0) > 1:
         raise InvalidMessage("give one of delay, deliver_at and delay_level")
     given = message.properties
@@ -120,7 +120,7 @@ def deliver_milliseconds(time: datetime) -> int:
     try:
         return max(1, round(time.timestamp() * 1000))
     except (ValueError, OverflowError, OSError):
-        raise InvalidMessage(f"deliver_at {time!r} is no time that brokers know") from None
+        raise InvalidMessage(f"deliver_at {time!r} is not a time that a message can have") from None
 
 
 def is_timed(message: Message) -> bool:
@@ -161,7 +161,7 @@ def encode_message_properties(
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidMessage(f"a property is no valid Unicode: {error.reason}") from None
+        raise InvalidMessage(f"a property is not valid Unicode: {error.reason}") from None
     if size > properties.PROPERTIES_MAX_BYTES:
         raise InvalidMessage(f"the properties have {size} bytes, {properties.PROPERTIES_MAX_BYTES} is the limit")
     return text

@@ -310,7 +310,7 @@ class Cluster:
         try:
             addresses = parse_nameservers(text)
         except ValueError as error:
-            raise ConnectFailed(discovery.url, f"its answer names no nameservers: {error}") from None
+            raise ConnectFailed(discovery.url, f"its response names no nameservers: {error}") from None
         if set(addresses) != set(self.nameservers.addresses):
             if self.nameservers.addresses:
                 log.info("nameservers_changed", nameservers=addresses)

@@ -119,7 +119,7 @@ class NotANameserver(GantryError):
 
     def __init__(self, address: str) -> None:
         super().__init__(
-            f"{address} is no nameserver (is it a broker?): connect to the nameserver's address, "
+            f"{address} is not a nameserver (is it a broker?): connect to the nameserver's address, "
             "whose port is 9876 unless it was configured"
         )
         self.address = address

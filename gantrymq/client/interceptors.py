@@ -148,7 +148,7 @@ class Interceptors:
             try:
                 one.before_send(context)
                 if not isinstance(context.message, Message) or context.message.topic != message.topic:
-                    raise ValueError("context.message is no message of the same topic any more")
+                    raise ValueError("context.message is no longer a message of the same topic")
             except Exception:
                 context.message = message
                 self._log(one, "before_send", message.topic)

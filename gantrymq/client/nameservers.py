@@ -42,7 +42,7 @@ class Nameservers:
         self._rotation.update(addresses)
         for address in before:
             if address not in addresses:
-                self._connections.abandon(address, "it is no nameserver any more")
+                self._connections.abandon(address, "it is no longer a nameserver")
 
     async def connect(self) -> Channel:
         """A connection to some nameserver; :class:`ConnectFailed` names all that were tried."""

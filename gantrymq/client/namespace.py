@@ -182,7 +182,7 @@ class RequestNamespace:
 
     @classmethod
     def checked(cls, name: str | None) -> RequestNamespace | None:
-        """The namespace of this name, None for none; ValueError for what is no text."""
+        """The namespace of this name, None for none; ValueError for what is not a text."""
         if name is None or name == "":
             return None
         if not isinstance(name, str):

@@ -176,14 +176,14 @@ class ConsumerSettings:
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
         if timeout is not None and not timeout > 0:
-            raise ValueError(f"consume_timeout {timeout} is no time: give seconds above 0, or a timedelta")
+            raise ValueError(f"consume_timeout {timeout} is not a time: give seconds above 0, or a timedelta")
         if timeout is not None and (ordered or broadcast):
             raise ValueError("consume_timeout gives messages back to the broker: not with ordered or broadcast")
         if offsets_file is not None and not broadcast:
             raise ValueError("offsets_file is for broadcast=True; other groups have their offsets in the brokers")
         strategy = NAMED.get(allocation) if isinstance(allocation, str) else allocation
         if not callable(strategy):
-            raise ValueError(f"allocation {allocation!r} is none of {', '.join(NAMED)}, and no function")
+            raise ValueError(f"allocation {allocation!r} is neither one of {', '.join(NAMED)} nor a function")
         given.update(
             consume_timeout=timeout, allocation=strategy,
             offsets_file=None if offsets_file is None else Path(offsets_file),
@@ -207,7 +207,7 @@ class WorkerSettings:
         concurrency, drain_timeout = (given.pop(name) for name in _OF_WORKERS)
         check_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
         if not drain_timeout >= 0:
-            raise ValueError(f"drain_timeout {drain_timeout} is no time: give seconds, 0 or more")
+            raise ValueError(f"drain_timeout {drain_timeout} is not a time: give seconds, 0 or more")
         consumer = ConsumerSettings.checked(cast(ConsumeOptions, given), deserializer)
         return cls(concurrency=concurrency, drain_timeout=drain_timeout, consumer=consumer)
 
@@ -247,7 +247,7 @@ def check_number(name: str, value: int | None, least: int, most: int, *, optiona
     if value is None and optional:
         return
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{name} {value!r} is no number from {least} to {most}")
+        raise ValueError(f"{name} {value!r} is not a number from {least} to {most}")
 
 
 @attrs.frozen
@@ -330,4 +330,4 @@ def as_timestamp(when: Start) -> int:
         return int(when.timestamp() * 1000)
     if isinstance(when, int):
         return when
-    raise ValueError(f"{when!r} is no time: give a datetime, or milliseconds since 1970")
+    raise ValueError(f"{when!r} is not a time: give a datetime, or milliseconds since 1970")

@@ -282,7 +282,7 @@ class Producer(Lifetime):
 
         ``sent`` is its result or its recall handle. Returns the message's id. The broker does not say whether the
         message was still waiting. Raises :class:`UnsupportedByBroker` where no recall is possible,
-        :class:`InvalidMessage` for a text that is no handle, :class:`NoRoute`, :class:`SendTimeout` (no nameserver),
+        :class:`InvalidMessage` for a text that is not a handle, :class:`NoRoute`, :class:`SendTimeout` (no nameserver),
         :class:`BrokerError`, and :class:`ConnectError`.
         """
         self._ensure_open()
@@ -295,7 +295,7 @@ class Producer(Lifetime):
         try:
             parts = decode_handle(handle)
         except ValueError as error:
-            raise InvalidMessage(f"{handle[:80]!r} is no recall handle: {error}") from None
+            raise InvalidMessage(f"{handle[:80]!r} is not a recall handle: {error}") from None
         await self._sender.queues_within(parts.topic, self._sender.timeout)
         message_id, region = await self._sender.recall(parts.topic, parts.broker, handle)
         self._recalled(parts.topic, parts.unique_key, region)

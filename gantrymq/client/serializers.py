@@ -41,7 +41,7 @@ def serializer_of(choice: SerializerChoice) -> Serializer:
     elif choice in _ENCODERS:
         made, name = _ENCODERS[choice], choice
     else:
-        raise ValueError(f"serializer {choice!r} is none of {', '.join(map(repr, _ENCODERS))}, and no function")
+        raise ValueError(f"serializer {choice!r} is neither one of {', '.join(map(repr, _ENCODERS))} nor a function")
     return partial(_serialize, made, name)
 
 
@@ -53,7 +53,7 @@ def deserializer_of(choice: DeserializerChoice) -> Deserializer:
     if isinstance(choice, str):
         if choice not in _DECODERS:
             raise ValueError(
-                f"deserializer {choice!r} is none of {', '.join(map(repr, _DECODERS))}, no type and no function"
+                f"deserializer {choice!r} is neither one of {', '.join(map(repr, _DECODERS))} nor a type or a function"
             )
         made, name = _DECODERS[choice], choice
     elif isinstance(choice, type) or get_origin(choice) is not None:
@@ -61,7 +61,7 @@ def deserializer_of(choice: DeserializerChoice) -> Deserializer:
     elif callable(choice):
         made, name = choice, getattr(choice, "__name__", type(choice).__name__)
     else:
-        raise ValueError(f"deserializer {choice!r} is no format, no type and no function")
+        raise ValueError(f"deserializer {choice!r} is not a format, a type or a function")
     return partial(_deserialize, made, name)
 
 
@@ -69,7 +69,7 @@ def _serialize(encode: Serializer, name: str, value: Any) -> bytes:
     try:
         body = encode(value)
     except Exception as error:
-        raise InvalidMessage(f"serializer {name} takes no {type(value).__name__}: {_reason(error)}") from error
+        raise InvalidMessage(f"serializer {name} cannot encode {type(value).__name__}: {_reason(error)}") from error
     if not isinstance(body, bytes | bytearray | memoryview):
         raise InvalidMessage(f"serializer {name} returned {type(body).__name__}, not bytes")
     return bytes(body)
@@ -88,7 +88,7 @@ def _reason(error: Exception) -> str:
 
 def _encode_str(value: object) -> bytes:
     if not isinstance(value, str):
-        raise TypeError("it is no str")
+        raise TypeError("it is not a str")
     return value.encode()
 
 
@@ -134,7 +134,7 @@ def _decoder_of(kind: Any) -> Deserializer:
         msgspec.json.schema(kind)  # raises for classes of which each body would be an error, nested ones as well
         return msgspec.json.Decoder(kind).decode
     except (TypeError, NameError) as error:
-        raise ValueError(f"{kind!r} is no type that JSON can stand for: {_reason(error)}") from None
+        raise ValueError(f"{kind!r} is not a type that JSON can stand for: {_reason(error)}") from None
 
 
 _ENCODERS: Final[dict[str, Serializer]] = {"str": _encode_str, "json": _encode_json, "msgpack": _encode_msgpack}

@@ -228,7 +228,7 @@ class TransactionalProducer(Lifetime):
     async def _run(
         self, failed: str, transaction: str, work: Callable[..., Outcome | Awaitable[Outcome]], *arguments: object
     ) -> tuple[Outcome, Exception | None]:
-        # What users' code does is no reason for this side to fail: the broker asks again.
+        # What users' code does is not a reason for this side to fail: the broker asks again.
         try:
             with foreign_cancellation_as_error():
                 outcome = work(*arguments)
@@ -276,4 +276,4 @@ def _log_offset(half: SendResult) -> int:
     try:
         return int(half.offset_message_id[-_OFFSET_DIGITS:], 16)
     except ValueError:
-        raise BadResponse(half.queue.broker_name, f"{half.offset_message_id!r} is no id of a stored message") from None
+        raise BadResponse(half.queue.broker_name, f"{half.offset_message_id!r} is not a message id") from None

@@ -77,7 +77,7 @@ class Worker(Generic[R]):
     """Gives the messages of ``consumer`` to ``handler`` while :meth:`run` runs."""
 
     def __init__(self, consumer: Consumer[R], handler: Callable[[R], Any], settings: WorkerSettings) -> None:
-        """``consumer`` is not started yet. TypeError for a handler that is no function."""
+        """``consumer`` is not started yet. TypeError for a handler that is not a function."""
         if not callable(handler):
             raise TypeError(f"the handler is a function that takes a message, not {handler!r}"[:200])
         self._consumer = consumer

@@ -186,7 +186,7 @@ class Answer(JSONResponse):
         try:
             return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         except ValueError as error:  # which would be a fault of the request
-            raise RuntimeError(f"the answer is no JSON: {error}") from error
+            raise RuntimeError(f"the answer is not JSON: {error}") from error
 
 
 def refuse(status: int, code: str, text: str) -> JSONResponse:

@@ -61,7 +61,7 @@ def parse_endpoints(text: str) -> list[Endpoint]:
         except ValueError:  # of the port, or of brackets
             is_one, host = False, None
         if not is_one or not host:
-            raise ValueError(f"{item.strip()[:100]!r} is no address of etcd: http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(f"{item.strip()[:100]!r} is not an address of etcd: http://HOST:PORT or https://HOST:PORT")
         found.append(Endpoint(parts.scheme, host, port))
     return found
 

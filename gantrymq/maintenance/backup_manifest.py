@@ -103,10 +103,10 @@ def decode_manifest(data: bytes) -> Manifest:
             raise ValueError(f"its name {found.created}-{found.run} is not that of a backup")
         for piece in found.state:
             if not is_state(piece.path):
-                raise ValueError(f"{piece.path!r} is no state file")
+                raise ValueError(f"{piece.path!r} is not a state file")
         for piece in (*found.log, *found.state):
             if not _OBJECT.fullmatch(piece.name):
-                raise ValueError(f"{piece.name!r} is no object of a backup")
+                raise ValueError(f"{piece.name!r} is not an object of a backup")
             if not 0 <= piece.size <= (OBJECT_BYTES if piece.offset >= 0 else STATE_MAX_BYTES):
                 raise ValueError(f"{piece.name} cannot have {piece.size} bytes")
         return found

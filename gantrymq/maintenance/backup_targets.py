@@ -46,7 +46,7 @@ class Target(Protocol):
         """The names of files directly in ``folder`` that are being written, or that a killed run has left."""
 
     def delete(self, name: str) -> None:
-        """Delete an object or a part; a missing one is no error."""
+        """Delete an object or a part; a missing one is not an error."""
 
 
 def open_target(place: str) -> Target:

@@ -362,7 +362,7 @@ def _find_end(env: Env, root: str, run: Segments) -> tuple[int, int]:
     """The end of the log now, at least that of every acknowledged record, and the last record's time.
 
     The watermark is behind what was acknowledged, so the rest is read up to where no record begins. A store of
-    RocketMQ's broker has no watermark: there, :class:`StartError` if intact records are behind what is no record.
+    RocketMQ's broker has no watermark: there, :class:`StartError` if intact records are behind what is not a record.
     """
     state = _read_state(env, root)
     ranges = _quarantined(env, root, run)

@@ -177,7 +177,7 @@ def queue_file_bytes(env: Env, root: str) -> int:
 
 
 def size_of(env: Env, path: str) -> int:
-    """The size of a file. :class:`OSError` if it is no file, a symbolic link, or cannot be opened."""
+    """The size of a file. :class:`OSError` if it is not a file, a symbolic link, or cannot be opened."""
     file = env.open(path)
     try:
         return file.size()
@@ -187,7 +187,7 @@ def size_of(env: Env, path: str) -> int:
 
 def read_small(env: Env, path: str) -> bytes:
     """The content of a state file; empty if it is missing. :class:`ValueError` if it is too large to be one,
-    :class:`OSError` if it is no file, such as a pipe, or a symbolic link."""
+    :class:`OSError` if it is not a file, such as a pipe, or a symbolic link."""
     if not env.exists(path):
         return b""
     file = env.open(path)

@@ -69,7 +69,7 @@ def read_identities(path: Path) -> Mapping[str, Identity]:
     try:
         document = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        raise ValueError(f"{str(path)!r} is no TOML file") from None
+        raise ValueError(f"{str(path)!r} is not a TOML file") from None
     entries = document.get("identities")
     if not isinstance(entries, dict) or document.keys() != {"identities"}:
         raise ValueError(f"{str(path)!r}: tables [identities.NAME] are expected, and nothing else")
@@ -129,7 +129,7 @@ def check_right(identity: Identity, request: Command, registered_name: Callable[
     if identity.admin:
         return
     if request.code not in _OF_BROKERS:
-        raise _refusal(f"{identity.name} is no administrator here")
+        raise _refusal(f"{identity.name} is not an administrator here")
     for name in _names(request, registered_name):
         if not identity.registers(name):
             raise _refusal(f"{identity.name} may not register the broker {name[:SHOWN_CHARACTERS]}")

@@ -52,6 +52,6 @@ async def resume_transaction(client: Client, offset_message_id: str) -> None:
     host, _ = parse_offset_message_id(offset_message_id)
     address = format_address(*decode_host(host))
     if address not in (await master_addresses(client)).values():
-        raise ValueError(f"the id {offset_message_id} belongs to {address}, which is no master of this cluster")
+        raise ValueError(f"the id {offset_message_id} belongs to {address}, which is not a master of this cluster")
     header = ResumeCheckHeader(msg_id=offset_message_id)
     await client.admin.request(address, Command(RequestCode.RESUME_CHECK_HALF_MESSAGE, header.to_ext()))

@@ -14,10 +14,10 @@ def parse_address(text: str, *, any_port: bool = False) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if not separator or not host:
-        raise ValueError(f"{text!r} is no address: host:port is expected, as in 127.0.0.1:9876")
+        raise ValueError(f"{text!r} is not an address: host:port is expected, as in 127.0.0.1:9876")
     lowest = 0 if any_port else 1
     if not (port.isascii() and port.isdigit()) or not lowest <= int(port) < 65536:
-        raise ValueError(f"{text!r} is no address: the port must be a number from {lowest} to 65535")
+        raise ValueError(f"{text!r} is not an address: the port must be a number from {lowest} to 65535")
     return host, int(port)
 
 

@@ -20,7 +20,7 @@ class BlockingChannel:
     """A connection to ``address`` with ``timeout`` (seconds) for connecting and for each silence of the peer.
 
     All methods raise OSError (TimeoutError among them); ``receive`` and ``call`` also
-    :class:`~gantrymq.remoting.errors.FatalRemoteFault` for what is no frame. It cannot be used after an error.
+    :class:`~gantrymq.remoting.errors.FatalRemoteFault` for what is not a frame. It cannot be used after an error.
     """
 
     def __init__(self, address: tuple[str, int], timeout: float, tls: ssl.SSLContext | None = None) -> None:

@@ -509,7 +509,7 @@ class Channel:
 
     def _lose_by_fault(self, error: FatalRemoteFault) -> None:
         log.warning("channel_bad_frame", address=self.address, reason=str(error))
-        self._lose(f"the peer sent what is no frame of this protocol: {error}")
+        self._lose(f"the peer sent bytes that are not a frame of this protocol: {error}")
 
     def _tls_hint(self) -> str:
         if self._answered or self._answered_before or self._tls is not None:

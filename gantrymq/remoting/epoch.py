@@ -68,9 +68,9 @@ def read_epoch(text: str) -> Epoch:
     """The inverse of ``str(epoch)``; ValueError if the text is not an epoch."""
     number, dash, token = text.partition("-")
     if not (dash and number.isascii() and number.isdigit() and len(number) < 20 and int(number) <= NUMBER_MAX):
-        raise ValueError(f"{text[:100]!r} is no epoch: NUMBER-TOKEN is expected, the number at most 2**62")
+        raise ValueError(f"{text[:100]!r} is not an epoch: NUMBER-TOKEN is expected, the number at most 2**62")
     if len(token) > TOKEN_MAX or not all(each.isalnum() and each.isascii() for each in token):
-        raise ValueError(f"{text[:100]!r} is no epoch: its token has letters and digits, {TOKEN_MAX} at most")
+        raise ValueError(f"{text[:100]!r} is not an epoch: its token has letters and digits, {TOKEN_MAX} at most")
     return Epoch(int(number), token)
 
 

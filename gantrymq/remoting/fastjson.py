@@ -45,7 +45,7 @@ def loads(data: bytes | str, shared_max: int = SHARED_MAX) -> Any:
     try:
         text = data if isinstance(data, str) else data.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"JSON is no UTF-8: {error.reason} at byte {error.start}") from None
+        raise ValueError(f"JSON is not UTF-8: {error.reason} at byte {error.start}") from None
     return Reader(text, shared_max).read()
 
 
@@ -66,7 +66,7 @@ def dumps(value: Any, *, quoted_keys: bool = False) -> bytes:
     :class:`ObjectMap`, lists, tuples, sets (written sorted), str, bytes-free scalars and enums (by value). Integer keys
     are not quoted, which RocketMQ's Go client needs, and mappings keep their order. ``quoted_keys`` gives strict JSON:
     keys quoted and sorted, everything outside ASCII escaped (fastjson's BrowserCompatible). :class:`TypeError` for
-    anything else, :class:`ValueError` for text that is no Unicode or an object key in the strict form.
+    anything else, :class:`ValueError` for text that is not Unicode or an object key in the strict form.
     """
     parts: list[str] = []
     try:

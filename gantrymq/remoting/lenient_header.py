@@ -69,7 +69,7 @@ def read_lenient(header: bytes, fields_max: int) -> HeaderFields:
     """The fields of a JSON header. :class:`ValueError` if RocketMQ could not read it either, or if it exceeds a limit,
     such as ``fields_max`` names. Counts its values in :data:`EFFORT`.
 
-    Names match without regard to case, ``_`` and ``-``. Bytes that are no UTF-8 become U+FFFD, as in Java. A nested
+    Names match without regard to case, ``_`` and ``-``. Bytes that are not UTF-8 become U+FFFD, as in Java. A nested
     object or array becomes its JSON text, its keys in the client's order (Java: in the order of a ``HashMap``).
     """
     if len(header) > LENIENT_MAX_BYTES:
@@ -165,7 +165,7 @@ def _strict_value(raw: msgspec.Raw) -> Any:
 
 def _check_dialect(values: int) -> None:
     if values > DIALECT_VALUES_MAX:
-        raise ValueError(f"JSON: about {values} values that are no plain texts, at most {DIALECT_VALUES_MAX} are read")
+        raise ValueError(f"JSON: about {values} values that are not plain texts, at most {DIALECT_VALUES_MAX} are read")
     EFFORT.values += values
 
 
@@ -174,7 +174,7 @@ def _dialect_values(header: bytes) -> dict[str, Any]:
     _check_dialect(count_values(header))
     values = _dialect_value(header.decode())
     if type(values) is not dict:
-        raise ValueError("JSON: the header is no object")
+        raise ValueError("JSON: the header is not an object")
     return values
 
 
@@ -245,7 +245,7 @@ def _integer(values: Mapping[str, Any], name: str) -> int:
         if value.lower() in ("", "null"):
             return 0
         if not _INTEGER.fullmatch(text) or len(text) > _NUMBER_MAX_LENGTH:
-            raise ValueError(f"{name}: {value[:40]!r} is no number")
+            raise ValueError(f"{name}: {value[:40]!r} is not a number")
         number = int(text.partition(".")[0])
     elif type(value) is _Number:
         exact = _decimal(value)

@@ -27,7 +27,7 @@ _NUMBER = re.compile(rb"[+-]?[0-9]{1,18}")
 def read_number(value: bytes) -> int:
     """As ``Long.parseLong``, up to 18 digits; :class:`ValueError` for anything else."""
     if not _NUMBER.fullmatch(value):
-        raise ValueError(f"{value[:32]!r} is no number")
+        raise ValueError(f"{value[:32]!r} is not a number")
     return int(value)
 
 

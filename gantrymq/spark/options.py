@@ -247,7 +247,7 @@ def _read_topics(values: Mapping[str, str]) -> tuple[tuple[str, ...], str | None
         try:
             re.compile(pattern)
         except re.error as error:
-            raise WrongOption(f"topicPattern {pattern!r} is no regular expression: {error}") from None
+            raise WrongOption(f"topicPattern {pattern!r} is not a regular expression: {error}") from None
         return (), pattern, None
     if text := values.get("assign"):
         assigned = _read_assignment(text)
@@ -260,7 +260,7 @@ def _read_assignment(text: str) -> Assignment:
         assigned = msgspec.json.decode(text, type=Assignment)
     except (msgspec.MsgspecError, RecursionError) as error:
         example = '{"orders": {"broker-a": [0, 2]}}'
-        raise WrongOption(f"assign: no JSON of queue ids like {example} ({error})") from None
+        raise WrongOption(f"assign is not a JSON object of queue ids like {example} ({error})") from None
     if not any(ids for brokers in assigned.values() for ids in brokers.values()):
         raise WrongOption("assign names no queue to read")
     return assigned

@@ -46,7 +46,7 @@ def check_sink_columns(types: Mapping[str, str], options: SinkOptions) -> None:
     for name, kind in types.items():
         allowed = SINK_COLUMNS.get(name)
         if allowed is None:
-            raise WrongOption(f"column {name!r} is no part of a message; there are {', '.join(SINK_COLUMNS)}")
+            raise WrongOption(f"column {name!r} is not a part of a message; there are {', '.join(SINK_COLUMNS)}")
         if kind not in allowed:
             raise WrongOption(f"column {name!r} is of type {kind}; it must be {' or '.join(allowed)}")
     if "body" not in types:
@@ -100,7 +100,7 @@ class _Sending:
 
     async def send(self, batch: pa.RecordBatch, first: int) -> None:
         """Send the rows of ``batch``, whose first row has number ``first`` in its task. Raises :class:`SendFailed` if
-        a row is no message, or if an earlier one was not stored."""
+        a row is not a message, or if an earlier one was not stored."""
         encoder = make_encoder(batch, self.options, self.key_prefix, first)
         columns = MessageColumns(batch, self.options, self.key_prefix, first)
         if encoder is None or self.options.topic is None:
@@ -177,7 +177,7 @@ class _Sending:
                 queue = queue_of_key(code, await self._queues_of(message.topic))
             pending = await self.producer.enqueue(message, queue=queue)
         except (GantryError, ValueError, TypeError) as error:
-            raise SendFailed(f"row {first + at} of the task is no message: {error}") from None
+            raise SendFailed(f"row {first + at} of the task is not a valid message: {error}") from None
         pending.when_done(self._finish)
 
     def check(self) -> None:

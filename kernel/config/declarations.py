@@ -45,7 +45,7 @@ def _read_id(properties: Mapping[str, str]) -> dict[Place, str]:
     """RocketMQ's role decides: without one the broker is a master, whose id is 0 whatever the file says. A plugin may
     read that of a slave."""
     given = properties["brokerId"]
-    with contextlib.suppress(ValueError):  # the field refuses what is no number
+    with contextlib.suppress(ValueError):  # the field refuses what is not a number
         if int(given) != 0:
             raise NoCounterpart("brokerId")
     return {("broker", "id"): given}

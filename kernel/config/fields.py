@@ -139,7 +139,7 @@ def check_address(value: str, any_port: bool = False) -> None:
     """ValueError unless ``value`` is ``host:port``."""
     host, _ = parse_address(value, any_port=any_port)
     if any(character.isspace() or ord(character) < 32 for character in host) or (":" in host and "[" not in value):
-        raise ValueError(f"{value!r} is no address: host:port is expected, an IPv6 host in brackets")
+        raise ValueError(f"{value!r} is not an address: host:port is expected, an IPv6 host in brackets")
 
 
 def filled(default: str, rocketmq: str | RocketmqKey | None = None) -> Any:

@@ -154,7 +154,7 @@ class Env(Protocol):
         """Rename ``source`` to ``target``, replacing an existing file."""
 
     def rmtree(self, path: str) -> None:
-        """Delete a folder with its content; a missing folder is no error."""
+        """Delete a folder with its content; a missing folder is not an error."""
 
     def sync_dir(self, path: str) -> None:
         """Flush the names in this folder."""

@@ -87,7 +87,7 @@ class AccountFile:
     async def change(self, change: Callable[[dict[str, Any]], None], now_ms: int) -> None:
         """Apply ``change`` to the file's document, write it with the next data version, and put it in force.
 
-        ``ValueError`` (from ``change`` too, or if the result is no valid file) or OSError: then nothing has changed.
+        ``ValueError`` (from ``change`` too, or if the result is not a valid file) or OSError: then nothing has changed.
         """
         async with self._turn:
             self._seen, self.accounts = await trio.to_thread.run_sync(partial(self._changed, change, now_ms))

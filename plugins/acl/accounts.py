@@ -78,7 +78,7 @@ class Accounts:
         by_key: dict[str, Account] = {}
         for number, entry in enumerate(list_of(document, "accounts"), start=1):
             if not isinstance(entry, dict):
-                raise ValueError(f"account {number} is no mapping")
+                raise ValueError(f"account {number} is not a mapping")
             account = read_account(entry, f"account {number}")
             by_key.setdefault(account.access_key, account)  # as in RocketMQ, the first one of a key counts
         if document.get("accounts"):
@@ -106,14 +106,14 @@ def read_document(data: bytes) -> dict[str, Any]:
         document = yaml.load(data, Loader=loader)  # noqa: S506 - one of the safe loaders
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark  # str(error) would quote lines of the file, which has secrets
-        raise ValueError(f"line {mark.line + 1 if mark else '?'}: it is no YAML") from None
+        raise ValueError(f"line {mark.line + 1 if mark else '?'}: it is not YAML") from None
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, ArithmeticError):
         # the latter three come from values such as `!!bool x`, `!!timestamp x` and a long `!!float`
-        raise ValueError("it is no YAML") from None
+        raise ValueError("it is not YAML") from None
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise ValueError("it is no mapping with accounts and globalWhiteRemoteAddresses")
+        raise ValueError("it is not a mapping with accounts and globalWhiteRemoteAddresses")
     return document
 
 
@@ -149,7 +149,7 @@ def read_account(entry: Mapping[str, Any], where: str) -> Account:
 
 
 def parse_permission(text: str | None) -> int:
-    """The bits of a permission; what is no permission denies."""
+    """The bits of a permission; what is not a permission denies."""
     return _PERMISSIONS.get((text or "").strip(), DENY)
 
 
@@ -185,7 +185,7 @@ def list_of(entry: Mapping[str, Any], key: str, where: str = "the file") -> list
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ValueError(f"{where}: {key} is no list")
+        raise ValueError(f"{where}: {key} is not a list")
     return value
 
 

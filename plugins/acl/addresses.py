@@ -61,7 +61,7 @@ def union(rules: Iterable[AddressRule]) -> AddressRule:
 
 
 def _wrong(text: str) -> ValueError:
-    return ValueError(f"{text!r} is no address: expected forms are 10.0.0.1, 10.0.0.*, 10.0.1-5.*, 10.0.0.{{1,2}}")
+    return ValueError(f"{text!r} is not an address: expected forms are 10.0.0.1, 10.0.0.*, 10.0.1-5.*, 10.0.0.{{1,2}}")
 
 
 def _parse(text: str, whole: str) -> _Parts:

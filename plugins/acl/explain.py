@@ -75,7 +75,7 @@ def explain(
         )
     needed = f"{RequestCode(code).name} ({code}) needs: {right.value}"
     if right is Right.ADMIN:
-        has = "is an admin account" if account.admin else "is no admin account: set `admin: true` to allow this"
+        has = "is an admin account" if account.admin else "is not an admin account: set `admin: true` to allow this"
         return Explanation(account.admin, (needed, f"account {access_key!r} {has}"))
     if right is Right.OFFSET:
         return Explanation(True, (needed, "every account may query offsets"))
@@ -152,7 +152,7 @@ def warnings_of(accounts: Accounts) -> list[str]:
             for text in given if isinstance(given, list) else [] if given is None else [f"={given}"]:
                 permission = str(text).rpartition("=")[2].strip()
                 if permission not in _WRITTEN:
-                    found.append(f"account {key!r}: {name}: {permission!r} is no permission, so it counts as DENY")
+                    found.append(f"account {key!r}: {name}: {permission!r} is not a permission, so it counts as DENY")
     found += [
         f"account {account.access_key!r} needs no signature at any address (whiteRemoteAddress)"
         for account in accounts.by_key.values()

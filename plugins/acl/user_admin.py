@@ -103,7 +103,7 @@ class UserRequests:
         return await self._change(request, change)
 
     async def delete_user(self, request: Request) -> Command:
-        """3003: delete a user with its policies; one that does not exist is no error."""
+        """3003: delete a user with its policies; one that does not exist is not an error."""
         name = request.header(UserHeader).username
         self._check_super(request, self._file.user(name), "update")
 

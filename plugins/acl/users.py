@@ -58,7 +58,7 @@ class UserDocument(msgspec.Struct):
         try:
             found = msgspec.json.decode(data, type=UserDocument)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            raise ValueError("it is no JSON of users and acls") from None
+            raise ValueError("it is not JSON of users and acls") from None
         for name, user in found.users.items():
             check_user(name, user)
         for subject, acl in found.acls.items():
@@ -125,7 +125,7 @@ def read_resource(text: str | None) -> str:
     if text == "*":
         return text
     if not colon or not name:
-        raise ValueError(f"{text[:NAME_MAX_CHARACTERS]!r} is no resource: '*' or such as 'Topic:name' is expected")
+        raise ValueError(f"{text[:NAME_MAX_CHARACTERS]!r} is not a resource: '*' or such as 'Topic:name' is expected")
     return f"{spelled(kind, RESOURCE_TYPES, 'resource type')}:{name}"
 
 
@@ -134,7 +134,7 @@ def spelled(text: str, words: Iterable[str], what: str) -> str:
     for word in words:
         if word.lower() == text.lower():
             return word
-    raise ValueError(f"{text[:NAME_MAX_CHARACTERS]!r} is no {what}: {', '.join(words)} are expected")
+    raise ValueError(f"{text[:NAME_MAX_CHARACTERS]!r} is not a valid {what}: {', '.join(words)} are expected")
 
 
 def subject_name(subject: str) -> str:

@@ -227,7 +227,7 @@ class Heartbeats:
         )
 
     def unregister(self, request: Request) -> Command:
-        """Answer 35. A group without this client is no error. The client's locks are released at once."""
+        """Answer 35. A group without this client is not an error. The client's locks are released at once."""
         header = read_header(UnregisterClientHeader, request.command.ext)
         self._clients.leave(request.connection, header.producer_group, header.consumer_group)
         if self._locks is not None and header.consumer_group is not None:

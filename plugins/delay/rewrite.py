@@ -69,7 +69,7 @@ def move_delayed(batch: AppendBatch, levels: Levels, timer: TimerTerms) -> None:
         properties = batch.properties[row]
         level = read_level(properties)
         if level is None:
-            batch.refuse(row, _ILLEGAL, "the delay level (property DELAY) is no number")
+            batch.refuse(row, _ILLEGAL, "the delay level (property DELAY) is not a number")
         elif batch.sys_flags[row] & PREPARED_BIT:
             continue
         elif level > 0:

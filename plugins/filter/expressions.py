@@ -208,8 +208,8 @@ def member(part: Part, texts: Sequence[str], wanted: bool) -> Part:
 def search(part: Part, test: Callable[[str, str], bool], text: str, wanted: bool) -> Part:
     """Return the condition that ``test(value, text)`` holds, or does not if ``wanted`` is false.
 
-    It is false, never unknown, for a value that is no text and for an empty ``text``, also if ``wanted`` is false: as
-    ``ComparisonExpression`` of RocketMQ 5.3.3.
+    It is false, never unknown, for a value that is not a text and for an empty ``text``, also if ``wanted`` is false:
+    as ``ComparisonExpression`` of RocketMQ 5.3.3.
     """
     inner = part.evaluate
 

@@ -40,7 +40,7 @@ class LockRequests:
         return request.command.answer(ResponseCode.SUCCESS, body=answer)
 
     def unlock(self, request: Request) -> AnswerSteps:
-        """Answer 42: unlock the queues. A queue that the client does not hold is no error."""
+        """Answer 42: unlock the queues. A queue that the client does not hold is not an error."""
         body = yield from _body(request)
         yield from self._table.unlock_in_steps(body.consumer_group, body.mq_set, body.client_id)
         return request.command.answer(ResponseCode.SUCCESS)

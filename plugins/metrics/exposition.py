@@ -29,7 +29,7 @@ def expose(metrics: Metrics, common: Mapping[str, str], accept: str) -> Text:
     """Return all ``metrics`` in the format that ``accept`` (a request's header) selects; ``common`` labels precede each
     series' own.
 
-    Media types whose version is no number are passed over; if nothing is left, the format is the classic one.
+    Media types whose version is not a number are passed over; if nothing is left, the format is the classic one.
     """
     encode, content_type = choose_encoder(",".join(filter(_has_valid_version, accept.split(","))))
     return Text(content_type, encode(_Collected(metrics, common)))

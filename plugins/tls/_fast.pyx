@@ -47,7 +47,7 @@ cdef class RecordLayer(CodecSocket):
     cdef public Py_ssize_t in_flight
     cdef bytes _unsent
     cdef bint _is_open
-    cdef bint is_unframed  # whether something was no record: TLS decides about everything that comes
+    cdef bint is_unframed  # whether something was not a record: TLS decides about everything that comes
     cdef bytes rest  # the beginning of a record
 
     def __init__(self):
@@ -99,7 +99,7 @@ cdef class RecordLayer(CodecSocket):
         return self.decode(<const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
 
     def read(self):
-        """See the plain twin. Only for bytes that came with the end of the handshake, or are no records."""
+        """See the plain twin. Only for bytes that came with the end of the handshake, or are not records."""
         cdef list parts = []
         try:
             while self.incoming.pending or self.tls.pending():

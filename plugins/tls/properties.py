@@ -39,7 +39,7 @@ def read_tls(values: Mapping[str, Any], read: Callable[[str], bytes]) -> tuple[s
     try:
         found = read_properties(data)
     except ValueError:
-        raise TlsUnusable(f"{path!r} is no properties file") from None
+        raise TlsUnusable(f"{path!r} is not a properties file") from None
     if "tls.test.mode.enable" in found:
         given["test_mode"] = found["tls.test.mode.enable"].strip().lower() == "true"
     mode = _mode(found, values["mode"], path)

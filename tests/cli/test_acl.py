@@ -59,7 +59,7 @@ def test_explain_says_why_a_request_is_allowed(cli: Cli, file: Path, arguments: 
         (["the-worker", "send", "--topic", "read"], "topic read: has SUB (topicPerms), needs PUB: missing"),
         (["the-worker", "send", "--topic", "x"], "topic x: has DENY (defaultTopicPerm), needs PUB: missing"),
         (["the-worker", "consume", "--topic", "T", "--group", "x"], "group x: has DENY (defaultGroupPerm), needs SUB"),
-        (["the-worker", "admin"], "account 'the-worker' is no admin account"),
+        (["the-worker", "admin"], "account 'the-worker' is not an admin account"),
         (["stranger", "send", "--topic", "T"], "no account has the access key 'stranger'"),
         (["the-nobody", "heart-beat"], "account 'the-nobody' may not send to any topic"),
     ],
@@ -157,8 +157,8 @@ def test_check_reads_the_file_as_the_broker_and_warns(cli: Cli, file: Path) -> N
     done = cli("acl", "check", str(file))
     assert done.code == 0
     for text in (
-        "every address: no client needs a key", "account 2 has the access key of account 1", "'WRITE' is no permission",
-        "'ALL' is no permission", "no account is an admin", "chmod 600",
+        "every address: no client needs a key", "account 2 has the access key of account 1",
+        "'WRITE' is not a permission", "'ALL' is not a permission", "no account is an admin", "chmod 600",
     ):  # fmt: skip
         assert text in done.err
     assert "hush" not in done.out + done.err

@@ -130,8 +130,8 @@ def test_a_brokers_address_given_as_nameserver_is_one_line_that_says_so(
     done = cli(*arguments, "--nameserver", gantry_broker.address)
     assert (done.code, done.out) == (1, "")
     assert done.err == (
-        f"gantrymq: {gantry_broker.address} is no nameserver (is it a broker?): connect to the nameserver's address, "
-        "whose port is 9876 unless it was configured\n"
+        f"gantrymq: {gantry_broker.address} is not a nameserver (is it a broker?): connect to the nameserver's "
+        "address, whose port is 9876 unless it was configured\n"
     )
 
 

@@ -78,9 +78,9 @@ def test_a_folder_of_another_program_is_not_changed(tmp_path: Path) -> None:
     folder = tmp_path / "precious"
     folder.mkdir()
     (folder / "file").touch()
-    with pytest.raises(CommandFailed, match="is no folder of an earlier demo"):
+    with pytest.raises(CommandFailed, match="is not a folder of an earlier demo"):
         recreate(folder)
-    with pytest.raises(CommandFailed, match="is no folder of an earlier demo"):
+    with pytest.raises(CommandFailed, match="is not a folder of an earlier demo"):
         recreate(folder / "file")
     assert (folder / "file").exists()
     made = recreate(tmp_path / "made")

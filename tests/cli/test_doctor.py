@@ -59,7 +59,7 @@ def test_text_output_has_a_line_for_each_check_and_advice(cli: Cli, tmp_path: Pa
     assert outcome.code == 1
     lines = outcome.out.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("fail  data folder"))
-    assert lines[at].endswith("is no folder")
+    assert lines[at].endswith("is not a folder")
     assert lines[at + 1].strip() == "-> choose another folder (--data)"
 
 
@@ -85,7 +85,7 @@ def test_a_port_used_by_a_broker_is_a_warning(tmp_path: Path) -> None:
     ("advertise", "state", "told"),
     [
         ("127.0.0.1:10911", "ok", "only clients on this machine"),
-        ("192.0.2.7:10911", "warn", "192.0.2.7 is no address of this machine"),
+        ("192.0.2.7:10911", "warn", "192.0.2.7 is not an address of this machine"),
         ("no-such-host.invalid:10911", "fail", "cannot be resolved"),
     ],
 )
@@ -321,7 +321,7 @@ MAY_GRANT = """"User:alice": {"subject": "User:alice", "policies": [{"policyType
         ("accounts: [{accessKey: the-admin}]", None, 0o600, "fail", "plugin.acl.file"),
         (None, None, 0o600, "fail", "cannot be read"),
         (None, f'{{"users": {{{ALICE}}}}}', 0o600, "fail", "has no super user"),
-        (None, "{", 0o600, "fail", "it is no JSON"),
+        (None, "{", 0o600, "fail", "it is not JSON"),
         (None, f'{{"users": {{{ROOT}, {ALICE}}}}}', 0o600, "warn", "the password of the user 'alice' has fewer"),
         (None, f'{{"users": {{{ROOT}, {ALICE}}}, "acls": {{{MAY_GRANT}}}}}', 0o600, "warn", "may change policies"),
     ],

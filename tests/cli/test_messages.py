@@ -270,7 +270,7 @@ def test_a_closed_output_pipe_ends_the_consumer_quietly(
         (["consume", "--topic", "nobody-has-it", "--group", "g"], 1, "topic nobody-has-it does not exist"),
         (["consume", "--topic", "t", "--group", "g", "--max", "0"], 2, "0 is not in the range x>=1"),
         (["topic", "list", "--nameserver", "127.0.0.1:1"], 1, "127.0.0.1:1: no nameserver can be reached"),
-        (["topic", "list", "--nameserver", "here"], 2, "'here' is no address: host:port is expected"),
+        (["topic", "list", "--nameserver", "here"], 2, "'here' is not an address: host:port is expected"),
     ],
 )
 def test_bad_input_is_one_line_without_a_traceback(

@@ -574,7 +574,7 @@ def test_a_disk_without_room_for_the_first_log_file_is_reported_at_the_start(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--nameserver-listen", "nowhere"], "nameserver: 'nowhere' is no address: host:port is expected"),
+        (["--nameserver-listen", "nowhere"], "nameserver: 'nowhere' is not an address: host:port is expected"),
         (["--nameserver-listen", "127.0.0.1:99999"], "the port must be a number from 0 to 65535"),
         (["--nameserver-listen", "192.0.2.1:9876"], "nameserver: cannot listen at 192.0.2.1:9876"),
         (["--nameserver-listen", "127.0.0.1:0", "--listen", "192.0.2.1:0"], "cannot listen on 192.0.2.1:0"),

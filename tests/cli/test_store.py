@@ -183,7 +183,7 @@ def test_flipped_bytes_outside_of_bodies_are_found_through_queues_and_index(
     flip(place, key + 1)
     _, found = check("--deep")
     assert [(each["queue"], each["queue_offset"]) for each in found["wrong_entries"]] == [(queue, queue_offset)]
-    assert len(found["suspect_records"]) == 2, "a flipped letter is no UTF-8"
+    assert len(found["suspect_records"]) == 2, "a flipped letter is not UTF-8"
     assert sum(each["entries"] for each in found["index"]) == 1
 
 
@@ -527,7 +527,7 @@ def test_damaged_and_incomplete_backups_are_refused(cli: Cli, store: Path, tmp_p
     manifest = next((target / "backups").iterdir())
     manifest.write_text(manifest.read_text().replace("config/", "config/../../"))
     outcome = cli("store", "restore", str(target), "--data", str(tmp_path / "c"))
-    assert (outcome.code, "is no state file" in outcome.err) == (1, True)
+    assert (outcome.code, "is not a state file" in outcome.err) == (1, True)
 
 
 def test_a_manifest_cannot_name_files_outside_of_the_backup(cli: Cli, store: Path, tmp_path: Path) -> None:
@@ -540,7 +540,7 @@ def test_a_manifest_cannot_name_files_outside_of_the_backup(cli: Cli, store: Pat
     tree["state"][0] |= {"name": "../secret", "size": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
     manifest.write_text(json.dumps(tree))
     outcome = cli("store", "restore", str(target), "--data", str(tmp_path / "new"))
-    assert (outcome.code, "is no object of a backup" in outcome.err) == (1, True)
+    assert (outcome.code, "is not an object of a backup" in outcome.err) == (1, True)
     assert not (tmp_path / "new").exists()
 
 

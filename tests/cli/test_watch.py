@@ -23,7 +23,7 @@ WATCH = ("cluster", "watch", "broker-a", "--nameserver", NOBODY)
 def test_an_invalid_etcd_address_is_a_usage_error(cli: Callable[..., Any]) -> None:
     refused = cli(*WATCH, "--etcd", "10.0.0.5:2379")
     assert refused.code == 2
-    assert "'10.0.0.5:2379' is no address of etcd" in " ".join(refused.err.split())
+    assert "'10.0.0.5:2379' is not an address of etcd" in " ".join(refused.err.split())
 
 
 def test_an_unreadable_file_is_a_usage_error(cli: Callable[..., Any]) -> None:

@@ -219,7 +219,7 @@ class FakeBroker(Fake):
         return request.answer(0)
 
     def forget(self, client_id: str) -> None:
-        """The client's connection has been gone for so long that it is no member any more and has no locks."""
+        """The client's connection has been gone for so long that it is no longer a member and has no locks."""
         self.gone.add(client_id)  # a request of it may still lie in a socket
         for members in self.groups.values():
             if client_id in members:

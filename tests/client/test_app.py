@@ -521,8 +521,8 @@ def test_an_app_has_the_arguments_of_connect_and_the_options_of_run() -> None:
 @pytest.mark.parametrize(
     ("place", "text"),
     [
-        ("shop", "'shop' names no app: give module:name"),
-        ("a-b:app", "names no app"),
+        ("shop", "'shop' does not name an app: give module:name"),
+        ("a-b:app", "does not name an app"),
         ("no_such_shop:app", "there is no module 'no_such_shop' in"),
         ("shop.no_such:app", "there is no module 'shop"),
         ("broken:app", r"the import of broken failed: NameError: name 'oops' is not defined \(.*broken.py, line 2\)"),

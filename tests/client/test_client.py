@@ -73,7 +73,7 @@ async def test_a_broker_given_as_nameserver_is_reported_as_a_broker(fake_cluster
         cluster.nameserver.answers[105] = lambda request: request.answer(3, " request type 105 not supported")
         cluster.nameserver.answers[206] = lambda request: request.answer(3, " request type 206 not supported")
         async with client.producer() as producer:
-            with pytest.raises(gantrymq.NotANameserver, match=rf"{cluster.address} is no nameserver.*9876"):
+            with pytest.raises(gantrymq.NotANameserver, match=rf"{cluster.address} is not a nameserver.*9876"):
                 await producer.send("T", b"x")
         with pytest.raises(gantrymq.NotANameserver, match="9876"):
             async with client.consumer("T", "g"):

@@ -103,15 +103,15 @@ async def test_a_broker_that_lost_the_expression_gets_it_again(
         ({"tags": Sql("  ")}, "Sql expression of topic T is empty"),
         ({"tags": 5}, "tags of topic T are a str"),
         ({"max_retries": -1}, "max_retries -1"),
-        ({"pull_batch": 0}, "pull_batch 0 is no number from 1 to 1024"),
+        ({"pull_batch": 0}, "pull_batch 0 is not a number from 1 to 1024"),
         ({"pull_batch": 1025}, "pull_batch 1025"),
-        ({"prefetch": 65_536}, "prefetch 65536 is no number from 1 to 65535"),
+        ({"prefetch": 65_536}, "prefetch 65536 is not a number from 1 to 65535"),
         ({"prefetch": True}, "prefetch True"),
         ({"consume_timeout": 0}, "consume_timeout 0"),
         ({"consume_timeout": timedelta(seconds=-1)}, "consume_timeout -1.0"),
         ({"consume_timeout": 1.0, "ordered": True}, "not with ordered"),
         ({"ordered": "keys"}, "ordered 'keys'"),
-        ({"allocation": "nearest"}, "none of average, circle, consistent_hash"),
+        ({"allocation": "nearest"}, "neither one of average, circle, consistent_hash"),
         ({"offsets_file": "x"}, "offsets_file is for broadcast=True"),
     ],
 )
@@ -464,7 +464,7 @@ async def test_a_strategy_that_fails_at_the_beginning_is_reported_at_once(fake_c
                 pytest.fail("no queues can be had")
         with pytest.raises(gantrymq.AllocationFailed, match=r"lambda.*topic T.*TypeError"):
             async with client.consumer("T", "g", allocation=lambda queues, members, me: None):  # type: ignore[arg-type, return-value]
-                pytest.fail("that is no list")
+                pytest.fail("that is not a list")
 
 
 def test_allocation_strategies_equal_those_of_rocketmq() -> None:

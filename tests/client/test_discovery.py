@@ -124,8 +124,8 @@ async def test_new_nameserver_addresses_are_used_and_old_connections_closed(
     [
         (404, "", "HTTP status 404"),
         (204, "", "HTTP status 204"),
-        (200, "", "its answer names no nameservers: no nameserver given"),
-        (200, "<html>hello</html>", "its answer names no nameservers: '<html>hello</html>' is no address"),
+        (200, "", "its response names no nameservers: no nameserver given"),
+        (200, "<html>hello</html>", "its response names no nameservers: '<html>hello</html>' is not an address"),
         (200, "x" * (ANSWER_MAX_BYTES + 1), "more than 65536 bytes"),
     ],
 )
@@ -146,7 +146,7 @@ async def test_an_unreachable_url_is_reported() -> None:
 
 @pytest.mark.parametrize("given", [["http://h:1/a", "h:2"], "ftp://h:1/a", "https://h:1"])
 async def test_a_url_must_be_the_only_address_and_have_a_path(given: Any) -> None:
-    with pytest.raises(ValueError, match=r"is no nameserver: give its host:port"):
+    with pytest.raises(ValueError, match=r"is not a nameserver: give its host:port"):
         async with gantrymq.connect(given):
             pass
 

@@ -233,14 +233,14 @@ async def test_a_body_that_cannot_be_serialized_is_not_sent(fake_cluster: Cluste
         gantrymq.connect(cluster.address) as client,
         client.producer("p", serializer="json") as producer,
     ):
-        with pytest.raises(gantrymq.InvalidMessage, match="serializer json takes no object"):
+        with pytest.raises(gantrymq.InvalidMessage, match="serializer json cannot encode object"):
             await producer.send("T", object())
         with pytest.raises(gantrymq.InvalidMessage, match="bytes"):
             await producer.send_batch([Message("T", {"id": 1}), Message("T", b"x")])
         assert not cluster.broker.seen(SEND)
-        with pytest.raises(ValueError, match="serializer 'xml' is none of"):
+        with pytest.raises(ValueError, match="serializer 'xml' is neither one of"):
             client.producer(serializer="xml")  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match="deserializer 'xml' is none of"):
+        with pytest.raises(ValueError, match="deserializer 'xml' is neither one of"):
             client.consumer("T", "g", deserializer="xml")
         with pytest.raises(ValueError, match="bad_bodies 'raise' is neither"):
             client.consumer("T", "g", bad_bodies="raise")  # type: ignore[arg-type]

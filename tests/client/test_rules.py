@@ -130,7 +130,7 @@ def test_keys_may_be_a_single_string() -> None:
         ({"n": ""}, "has no value"),
         ({"n\x01": "v"}, r"U\+0001"),
         ({"n": "v\x02w"}, r"U\+0001"),
-        ({"n": "\ud800"}, "no valid Unicode"),
+        ({"n": "\ud800"}, "not valid Unicode"),
         ({"n": "v" * 32768}, "32767 is the limit"),
         ({"n": "€" * 11000}, "32767 is the limit"),
     ],
@@ -381,5 +381,5 @@ def test_a_start_that_is_a_time_has_a_timestamp() -> None:
         return ConsumerOptions.checked("T", "g", gantrymq.ReceivedMessage, 1, settings)[0].start_timestamp()
 
     assert timestamp(datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)) == timestamp(1000) == 1000
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="not a time"):
         timestamp("first")

@@ -204,7 +204,7 @@ async def test_a_message_is_recalled_by_its_result_or_handle(fake_cluster: Clust
         assert await producer.recall(handle) == "ID"
         (request,) = second.seen(RECALL)
         assert request.ext == {"producerGroup": "senders", "topic": "T", "recallHandle": handle}
-        with pytest.raises(gantrymq.InvalidMessage, match="no recall handle"):
+        with pytest.raises(gantrymq.InvalidMessage, match="not a recall handle"):
             await producer.recall("something else")
         second.answers[RECALL] = lambda request: request.answer(16, "recall failed, operation is forbidden")
         with pytest.raises(gantrymq.BrokerError, match="forbidden"):

@@ -103,8 +103,8 @@ async def test_an_offer_of_another_protocol_is_answered_in_http_1(question: byte
 
 BEGINNINGS = {
     "HTTP/2": http2(),
-    "HTTP/2 with a path that is no text": http2(path=b"/\xff"),
-    "HTTP/2 with a method that is no text": http2(b"G\xff"),
+    "HTTP/2 with a path that is not a text": http2(path=b"/\xff"),
+    "HTTP/2 with a method that is not a text": http2(b"G\xff"),
     "HTTP/2 with a body after the refusal": http2(b"POST", b"/api/v1/topics", b"{}"),
     "no HTTP": b"\x16\x03\x01\x00\xff\xff\r\n\r\n",
     "a body that is no chunk": b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",

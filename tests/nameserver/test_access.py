@@ -208,7 +208,7 @@ async def test_a_changed_file_is_put_in_force_and_a_wrong_one_is_not(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[", "is no TOML file"),
+        ("[", "is not a TOML file"),
         ("x = 1", "tables"),
         ("[identities]\na = 1", "secret, brokers and admin are expected"),
         ("[identities.a]\nadmin = true", "a secret is missing"),

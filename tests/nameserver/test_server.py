@@ -162,7 +162,7 @@ BAD_BYTES = {
     "broken JSON": frame(6, 2, b"{]"),
     "no JSON at all": frame(4, 0),
     "JSON of the wrong type": frame(6, 2, b"[]"),
-    "code that is no number": frame(16, 12, b'{"code":"x"}'),
+    "code that is not a number": frame(16, 12, b'{"code":"x"}'),
     "endless nesting": frame(60_004, 60_000, b"[" * 60_000),
     "invalid UTF-8": frame(6, 2, b"\xff\xfe"),
     "short binary header": frame(6, 1 << 24 | 2, b"{}"),

@@ -247,7 +247,7 @@ async def test_invalid_bytes_close_the_connection_with_an_error(garbage: bytes) 
         await connection.wait_closed()
 
     async with run_peer(babble) as address, open_channel(address) as channel:
-        with pytest.raises(ChannelClosed, match="the peer sent what is no frame of this protocol"):
+        with pytest.raises(ChannelClosed, match="the peer sent bytes that are not a frame of this protocol"):
             await channel.call(Command(10), FOREVER)
 
 

@@ -220,7 +220,7 @@ class TestResolution:
             ("string", "int", "string in the writer's Avro schema cannot be read as int"),
             ("long", "int", "long in the writer's Avro schema cannot be read as int"),
             (record(("a", "int")), record(("b", "int")), "the field 'b' of record 'R' is not in the writer's"),
-            (record(), record(("b", "int", "seven")), "the default 'seven' in an Avro schema is none of its type, int"),
+            (record(), record(("b", "int", "seven")), "the default 'seven' in an Avro schema is not of its type, int"),
             (["int", "string"], "boolean", "cannot be read as boolean"),
             (NANOS, MILLIS, "timestamp-nanos in the writer's Avro schema cannot be read as timestamp-millis"),
             (MILLIS, NANOS, "timestamp-millis in the writer's Avro schema cannot be read as timestamp-nanos"),

@@ -52,7 +52,7 @@ def stored(nameserver: str, topic: str = "orders") -> list[DeliveredRecord]:
 @pytest.mark.parametrize(
     ("types", "options", "says"),
     [
-        ({"value": "string"}, {}, "column 'value' is no part of a message; there are topic, body"),
+        ({"value": "string"}, {}, "column 'value' is not a part of a message; there are topic, body"),
         ({"topic": "string"}, {}, 'column "body" is missing'),
         ({"body": "int"}, {}, "column 'body' is of type int; it must be binary or string"),
         (
@@ -73,7 +73,7 @@ def test_columns_that_make_no_message_are_named(types: dict[str, str], options: 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"nameserver": "x"}, "'x' is no address"),
+        ({"nameserver": "x"}, "'x' is not an address"),
         ({"startingOffsets": "latest"}, "option startingOffsets is for reading only"),
         ({"topc": "x"}, "did you mean topic"),
         ({"dedupKeys": "1"}, "dedupKeys is true or false"),
@@ -139,10 +139,10 @@ def test_rows_become_messages_with_all_values_of_their_columns(running: Cluster)
     [
         ({"body": [b"x", None]}, "row 1 of the task has no body: it is null"),
         ({"body": [b"x"], "topic": [None]}, "row 0 of the task has no topic: it is null"),
-        ({"body": [b"x", b""]}, "row 1 of the task is no message: the body is empty"),
-        ({"body": [b"x" * 4_194_305]}, "row 0 of the task is no message: the body has 4194305 bytes"),
-        ({"body": [b"x"], "topic": ["no topic!"]}, "row 0 of the task is no message: .*no topic!"),
-        ({"body": [b"x"], "delay": [-1]}, "row 0 of the task is no message: .*delay"),
+        ({"body": [b"x", b""]}, "row 1 of the task is not a valid message: the body is empty"),
+        ({"body": [b"x" * 4_194_305]}, "row 0 of the task is not a valid message: the body has 4194305 bytes"),
+        ({"body": [b"x"], "topic": ["no topic!"]}, "row 0 of the task is not a valid message: .*no topic!"),
+        ({"body": [b"x"], "delay": [-1]}, "row 0 of the task is not a valid message: .*delay"),
         ({"body": [b"x"], "keys": ["ok"], "properties": [[("TAGS", "x")]]}, "property TAGS is reserved"),
     ],
 )

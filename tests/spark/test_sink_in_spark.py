@@ -59,7 +59,7 @@ def test_a_frame_becomes_messages_and_errors_come_before_anything_is_sent(spark:
         ("written" if number % 3 else "other", f"order {number}", str(number), "paid") for number in range(300)
     )
     for wrong, mode, says in (
-        (frame.selectExpr("body AS value"), "append", "column 'value' is no part of a message"),
+        (frame.selectExpr("body AS value"), "append", "column 'value' is not a part of a message"),
         (frame, "overwrite", "a topic cannot be overwritten"),
     ):
         with pytest.raises(Exception, match=says) as caught:

@@ -212,7 +212,7 @@ class OidcPlugin:
 def keys_of(document: Any) -> dict[str | None, jwt.PyJWK]:
     """The keys of a key set that verify signatures, by their ids; ``PyJWTError`` if it is none."""
     if not isinstance(document, dict):
-        raise jwt.PyJWKSetError("it is no key set")
+        raise jwt.PyJWKSetError("it is not a key set")
     return {key.key_id: key for key in jwt.PyJWKSet.from_dict(document).keys if key.public_key_use in (None, "sig")}
 
 

@@ -1,4 +1,4 @@
-"""Refuses messages whose bodies are no JSON, or break the JSON schema of their topic.
+"""Refuses messages whose bodies are not JSON, or break the JSON schema of their topic.
 
 Slot: none. Hooks: config_section, configure, before_append. Files: the schemas, which it reads at the start.
 Config ``[plugin.schema]``: ``files``, by topic the path of its schema; ``max_body``, the longest body that is checked,
@@ -81,7 +81,7 @@ class SchemaPlugin:
                 return f"the body has {len(body)} bytes, at most {self._max_body} can be checked"
             value = json.loads(body)
         except (ValueError, RecursionError, BodyError) as error:
-            return f"the body is no JSON that can be read: {type(error).__name__}"
+            return f"the body is not JSON that can be read: {type(error).__name__}"
         try:
             check(value)
         except fastjsonschema.JsonSchemaValueException as error:

@@ -224,7 +224,7 @@ class _Sized:
         try:
             return self.take().decode()
         except UnicodeDecodeError as error:
-            raise _fault(f"no UTF-8: {error.reason}") from None
+            raise _fault(f"not UTF-8: {error.reason}") from None
 
 
 def _fault(what: str) -> RemoteFault:

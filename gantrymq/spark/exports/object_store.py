@@ -58,7 +58,7 @@ class Objects:
     def create(self, name: str, data: bytes) -> None:
         """Create an object by a conditional write. Raises FileExistsError if another writer has created it.
 
-        A request whose answer was lost is repeated, and then meets the object that it made: that is no error.
+        A request whose answer was lost is repeated, and then meets the object that it made: that is not an error.
         """
         from obstore.exceptions import AlreadyExistsError
 

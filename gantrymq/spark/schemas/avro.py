@@ -280,7 +280,7 @@ def default_value(type_: AvroType, value: Any, *, encodable: bool = False) -> An
         factor = 1 if encodable else _FACTORS.get(type_.logical, 1)
         return value * factor if isinstance(value, int) and factor != 1 else value
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise WrongSchema(f"the default {value!r} in an Avro schema is none of its type, {type_}") from None
+        raise WrongSchema(f"the default {value!r} in an Avro schema is not of its type, {type_}") from None
 
 
 def _default_of_union(type_: AvroType, value: Any, encodable: bool) -> Any:
@@ -293,7 +293,7 @@ def _default_of_union(type_: AvroType, value: Any, encodable: bool) -> Any:
         except WrongSchema:
             continue
         return found if len(members) == 1 else {f"member{at}": found}
-    raise WrongSchema(f"the default {value!r} of a union in an Avro schema is none of its branches")
+    raise WrongSchema(f"the default {value!r} of a union in an Avro schema has the type of none of its branches")
 
 
 def _to_decimal(data: bytes, scale: int) -> Decimal:

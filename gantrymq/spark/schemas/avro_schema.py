@@ -98,7 +98,7 @@ def to_text(schema: str | Mapping[str, Any] | Sequence[Any]) -> str:
 
 
 def parse_avro(schema: SchemaText) -> AvroType:
-    """The tree of ``schema``. Raises :class:`WrongSchema`: it is no Avro schema, recursive, or too large."""
+    """The tree of ``schema``. Raises :class:`WrongSchema`: it is not an Avro schema, recursive, or too large."""
     names: dict[str, AvroType | None] = {}
     for text in schema.references:
         _parse(_load(text), "", names)
@@ -230,7 +230,7 @@ def _parse_field(found: Any, record: str, namespace: str, names: dict[str, AvroT
 
 def _texts(found: Any, what: str) -> Sequence[str]:
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, str) for each in found):
-        raise WrongSchema(f"{what} in an Avro schema are no list of names")
+        raise WrongSchema(f"{what} in an Avro schema are not a list of names")
     return found
 
 

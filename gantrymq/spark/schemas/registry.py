@@ -146,7 +146,7 @@ class Connection:
         except urllib3.exceptions.TimeoutError:
             raise _Temporary(f"{url} did not answer within {self.timeout:g} s") from None
         except urllib3.exceptions.LocationValueError as error:
-            raise RegistryFailed(f"{url} is no address: {error}") from None
+            raise RegistryFailed(f"{url} is not an address: {error}") from None
         except urllib3.exceptions.HTTPError as error:
             raise _Temporary(f"{url} cannot be reached: {error}") from None
         return self._read(answer, url, bytes(data), unknown)

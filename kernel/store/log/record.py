@@ -215,7 +215,7 @@ def decode(data: bytes | bytearray | memoryview, start: int = 0, *, check_body: 
     try:
         topic = bytes(data[topic_start:topic_end]).decode()
     except UnicodeDecodeError:
-        raise BadRecord("the topic is no UTF-8") from None
+        raise BadRecord("the topic is not UTF-8") from None
     record = Record(
         topic, queue_id, body, bytes(data[topic_end + 2 : end]), flag, sys_flag, queue_offset, offset, born, born_host,
         stored, store_host, reconsume_times, prepared_offset,

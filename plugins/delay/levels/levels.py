@@ -34,7 +34,7 @@ class Levels:
         for piece in text.split():
             match = _LEVEL.fullmatch(piece)
             if match is None:
-                raise ValueError(f"{piece!r} is no delay: a number above 0 and one of {', '.join(_UNITS_MS)}")
+                raise ValueError(f"{piece!r} is not a delay: a number above 0 and one of {', '.join(_UNITS_MS)}")
             delays.append(int(match[1]) * _UNITS_MS[match[2]])
         if not 1 <= len(delays) <= LEVELS_MAX:
             raise ValueError(f"{len(delays)} levels; allowed: 1 to {LEVELS_MAX}")

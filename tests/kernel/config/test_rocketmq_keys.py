@@ -194,7 +194,7 @@ def test_flags_and_environment_take_precedence_over_the_file() -> None:
         ("auditLoud=perhaps", 'plugin.audit.is_loud = "perhaps" (file broker.conf): allowed: true or false'),
         ("auditLevel=QUIET", "broker.conf: auditLevel = 'QUIET': invalid literal"),
         ("auditPort=80", "broker.conf: auditPort needs an auditHost"),
-        ("auditHost=h\nauditPort=x", "plugin.audit.server = \"h:x\" (file broker.conf): 'h:x' is no address"),
+        ("auditHost=h\nauditPort=x", "plugin.audit.server = \"h:x\" (file broker.conf): 'h:x' is not an address"),
     ],
 )
 def test_an_invalid_value_is_rejected_with_the_name_used_in_its_source(text: str, told: str) -> None:

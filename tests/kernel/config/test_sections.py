@@ -166,12 +166,12 @@ def test_unrelated_environment_variables_are_ignored() -> None:
         ),
         (
             "[broker]\nlisten = 'somewhere'",
-            "broker.listen = \"somewhere\" (file gantrymq.toml): 'somewhere' is no address: "
+            "broker.listen = \"somewhere\" (file gantrymq.toml): 'somewhere' is not an address: "
             "host:port is expected, as in 127.0.0.1:9876",
         ),
         (
             "[broker]\nnameservers = ['a:0']",
-            "broker.nameservers = [\"a:0\"] (file gantrymq.toml): 'a:0' is no address: "
+            "broker.nameservers = [\"a:0\"] (file gantrymq.toml): 'a:0' is not an address: "
             "the port must be a number from 1 to 65535",
         ),
         (
@@ -373,7 +373,7 @@ def test_brokerip1_is_advertised_and_opens_the_bind() -> None:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("listenPort=abc", "broker.listen = \"127.0.0.1:abc\" (file broker.conf): '127.0.0.1:abc' is no address"),
+        ("listenPort=abc", "broker.listen = \"127.0.0.1:abc\" (file broker.conf): '127.0.0.1:abc' is not an address"),
         ("flushDiskType=SOMETIMES", 'plugin.flush.mode = "SOMETIMES" (file broker.conf): allowed: sync, async'),
         ("brokerId=x", 'broker.id = "x" (file broker.conf): allowed: a whole number'),
         (r"brokerName=\u12", "broker.conf: a \\u needs four hexadecimal digits"),

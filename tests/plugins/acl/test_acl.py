@@ -379,7 +379,7 @@ async def test_a_file_without_content_or_with_values_that_yaml_cannot_read_leave
                 await eventually(lambda: len(found("acl_file_refused")) > before)  # noqa: B023 - awaited in the loop
                 assert (await ask(channel, send("T", b"x")))[0] == 0, text
             empty = "the file is empty: write `accounts: []` for no accounts"
-            assert found("acl_file_refused") == [*[empty] * 3, *["it is no YAML"] * 2]
+            assert found("acl_file_refused") == [*[empty] * 3, *["it is not YAML"] * 2]
             write(accounts_file, "accounts: []")
             await eventually(lambda: found("acl_file_loaded"))
             assert (await ask(channel, send("T", b"x")))[0] == 1
@@ -506,10 +506,10 @@ def make_broker_again(file: Path) -> Any:
         (account(accessKey="newcomer"), 209, "cannot be null"),
         (account(accessKey="newcomer", secretKey="hush-hush", topicPerms="a"), 209, "'Res=Perm'"),
         (account(accessKey="newcomer", secretKey="hush-hush", groupPerms="a=WRITE"), 209, "The expected permissions"),
-        (account(accessKey="newcomer", secretKey="hush-hush", whiteRemoteAddress="here"), 209, "is no address"),
+        (account(accessKey="newcomer", secretKey="hush-hush", whiteRemoteAddress="here"), 209, "is not an address"),
         (Command(RequestCode.DELETE_ACL_CONFIG, {"accessKey": "unknown"}), 210,
          r"The accesskey\[unknown\] corresponding to accessConfig has been deleted failed\."),
-        (Command(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, {"globalWhiteAddrs": "10.1.1"}), 211, "is no address"),
+        (Command(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, {"globalWhiteAddrs": "10.1.1"}), 211, "not an address"),
         (Command(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
                  {"globalWhiteAddrs": "10.1.1.1", "aclFileFullPath": "/etc/passwd"}), 211, "has been updated failed"),
     ],

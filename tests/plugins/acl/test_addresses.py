@@ -45,7 +45,7 @@ def test_a_pattern_matches_its_addresses_and_no_others(pattern: str, inside: lis
      "1::2::3", "1:2:3", "12345::", "1.2.3.{a,b}", "1.2.3.\N{SUPERSCRIPT TWO}", "1.2.3.1_0"],
 )  # fmt: skip
 def test_invalid_address_patterns_are_rejected(pattern: str) -> None:
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="is not an address"):
         parse_rule(pattern)
 
 

@@ -161,7 +161,7 @@ def write(file: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [(None, "cannot be read: No such file"), ("accessKey: only-this", "accessKey and secretKey are expected"),
-     ("{hush-hush", "it is no YAML")],
+     ("{hush-hush", "it is not YAML")],
 )  # fmt: skip
 async def test_keys_that_cannot_be_used_refuse_the_start(
     guarded: MakeBroker, tmp_path: Path, text: str | None, reason: str

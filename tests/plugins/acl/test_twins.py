@@ -177,7 +177,7 @@ def test_both_twins_agree_about_frames_with_a_changed_byte(data: st.DataObject) 
         try:
             plain_decisions = decisions("plain", bytes(signed), ("10.0.0.1",), monkeypatch)
         except FatalRemoteFault:
-            return  # it is no header any more
+            return  # it is no longer a header
         assert flat(decisions("compiled", bytes(signed), ("10.0.0.1",), monkeypatch)) == flat(plain_decisions)
     if at >= len(signed) - len(b"some body"):
         assert plain_decisions[0] != ["signed"]

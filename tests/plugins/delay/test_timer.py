@@ -97,7 +97,7 @@ def test_messages_that_are_already_due_are_stored_in_their_topic_at_once() -> No
     ("properties", "remark"),
     [
         (b"TIMER_DELAY_SEC\x01101", "at most 100000 ms are allowed"),
-        (b"TIMER_DELAY_MS\x01soon", "no number"),
+        (b"TIMER_DELAY_MS\x01soon", "not a number"),
         (b"TIMER_DELIVER_MS\x015\x02TIMER_DEL_UNIQKEY\x01T+a", "was due already"),
         (b"TIMER_DELAY_SEC\x015\x02TIMER_DEL_UNIQKEY\x01U+a", "of another topic"),
     ],

@@ -359,7 +359,7 @@ async def test_a_failing_plugin_omits_its_part_and_an_excessive_one_is_truncated
 
 
 class Careless:
-    """Has labels that are no texts, and a value that is no number."""
+    """Has labels that are not texts, and a value that is not a number."""
 
     name = "careless"
 

@@ -46,7 +46,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     ("arguments", "says"),
     [
         (["--nameserver", "127.0.0.1:1"], "cannot connect to 127.0.0.1:1"),
-        (["--nameserver", "nonsense"], "'nonsense' is no address"),
+        (["--nameserver", "nonsense"], "'nonsense' is not an address"),
         (["--starting-offsets", "latest"], "cannot start at latest"),
         (["--starting-offsets", "{"], "neither earliest, latest nor JSON"),
     ],

@@ -171,7 +171,7 @@ def test_any_bytes_are_rejected_or_decoded(data: bytes) -> None:
         (93, b"\xff", "a topic of 255 bytes does not fit"),
         (103, b"\0\x0a", "the parts make 115 bytes"),
         (88, b"j", "does not match its CRC"),
-        (94, b"\xff", "no UTF-8"),
+        (94, b"\xff", "not UTF-8"),
     ],
 )
 def test_every_inconsistent_field_is_reported(at: int, value: bytes, reason: str) -> None:
