@@ -1,4 +1,4 @@
-# `make demo` and `make test` are all a newcomer needs; each sets up what it uses in .venv, once.
+# `make demo` and `make test` need no other preparation: each installs what it uses into .venv, once.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$candidate" && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-# a native part is built from these: when they change, it is installed anew
+# the inputs of the compiled modules: after a change of these, the next target installs the modules again
 BUILD_INPUTS := pyproject.toml setup.cfg setup.py $(sort $(shell find gantrymq kernel plugins -name '*.pyx' -o -name '*.px[di]'))
 MODULES := $(sort $(shell find gantrymq kernel plugins -name '*.py'))
 QUICK := not slow and not interop and not spark and not crash
@@ -60,7 +60,7 @@ help:
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo 'GantryMQ needs Python 3.11 or newer; none was found. Install it, or use make PYTHON=/path/to/python3' >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo '$(PYTHON) is older than Python 3.11' >&2; exit 1; }
-	@echo "Making .venv with $$($(PYTHON) --version)"
+	@echo "Creating .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo 'The module venv is missing: on Debian and Ubuntu, apt install python3-venv' >&2; exit 1; }
 
 $(VENV)/.base: $(BUILD_INPUTS) | $(BIN)/python

@@ -112,11 +112,11 @@ class Broker(Protocol):
 
     @property
     def unacknowledged(self) -> int:
-        """How many batches of messages wait for the gates."""
+        """The number of message batches that wait for the gates."""
 
     @property
     def kept_rows(self) -> KeptRows:
-        """The counts, by plugin, of refused messages of which the broker has the only copy."""
+        """How many of the broker's own messages (due delayed messages, commits, retries) each plugin has refused."""
 
     def unacknowledged_for(self) -> float:
         """Return how long, in seconds, the oldest message has waited for the gates; 0 when none waits."""
@@ -149,9 +149,9 @@ class Broker(Protocol):
 
     @property
     def serves_one_client(self) -> bool:
-        """Whether a request is handled now, and this and the last turns had one each, all of one connection.
+        """Whether this turn and the last ones had a single request each, always of the same connection.
 
-        Then it costs others nothing if a hook of this turn blocks for a moment.
+        Then a hook may block for a moment without delaying other clients.
         """
 
     def measure_turns(self) -> Durations:

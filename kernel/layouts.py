@@ -13,14 +13,14 @@ ENTRY: Final = struct.Struct(">qiq")
 SIZE_AND_MAGIC: Final = struct.Struct(">iI")
 """The first fields of a record, and all of a blank."""
 PROOF: Final = struct.Struct(">iIi16xqi")
-"""Of a record: size, magic, CRC, log offset, sys flag."""
+"""Fields of a record: size, magic, CRC, log offset, sys flag."""
 PROOF_V4: Final = struct.Struct(">iII16xqI44xi")
-"""Of a record with hosts of IPv4: as :data:`PROOF`, and the body's length."""
+"""Fields of a record with hosts of IPv4: those of :data:`PROOF`, and the body's length."""
 QUEUE_PLACE: Final = struct.Struct(">i4xq")
-"""Of a record, from its queue id on: that and the queue offset."""
+"""Fields of a record from its queue id on: queue id and queue offset."""
 LOG_PLACE: Final = struct.Struct(">4xI20xq")
-"""Of a record: magic and log offset."""
+"""Fields of a record: magic and log offset."""
 PLACES: Final = struct.Struct(">iI4xi4xqqi")
-"""Of a record: size, magic, queue id, queue offset, log offset, sys flag."""
+"""Fields of a record: size, magic, queue id, queue offset, log offset, sys flag."""
 FLAGS_AND_PLACES: Final = struct.Struct(">16xiqqi")
-"""Of a record: flag, queue offset, log offset, sys flag."""
+"""Fields of a record: flag, queue offset, log offset, sys flag."""

@@ -65,7 +65,7 @@ class TopicTable(Protocol):
         plugins register."""
 
     def names(self) -> list[str]:
-        """Return the topics that there are."""
+        """Return the names of all topics."""
 
     def set_ordered(self, topics: Collection[str]) -> None:
         """Set the ordered topics (``order`` in their configurations); all others are not ordered."""
@@ -85,7 +85,7 @@ class GroupTable(Protocol):
         """Return the group's configuration, created on first use if that is allowed."""
 
     def names(self) -> list[str]:
-        """Return the groups that there are."""
+        """Return the names of all groups."""
 
     def adopt(self, body: bytes) -> bool:
         """Adopt a master's groups from its response to GET_ALL_SUBSCRIPTIONGROUP_CONFIG; False if they were known
@@ -238,7 +238,7 @@ class Replication(Protocol):
 
     @property
     def epoch(self) -> Epoch:
-        """Of which epoch this broker is the master; of a slave the highest that it knows."""
+        """The epoch of this master; on a slave the highest known epoch."""
 
     @property
     def fenced(self) -> str:
@@ -256,7 +256,7 @@ class Replication(Protocol):
 
     @property
     def beat(self) -> float:
-        """How often the nameservers are to be asked for the epoch, in seconds."""
+        """The interval in which the nameservers are queried for the epoch, in seconds."""
 
     @property
     def has_lease(self) -> bool:
@@ -317,7 +317,9 @@ class LiveSettings(Protocol):
     """Settings that administrators can change while the broker runs (plugin ``admin``)."""
 
     def update(self, body: bytes) -> list[str]:
-        """Put what ``body`` (properties) says in force and keep it, as for an administrator; what has changed.
+        """Apply and store the settings in ``body`` (properties), as for an administrator.
+
+        Returns the names of the settings that have changed.
 
         ``RemoteFault`` (code 1) for a change that is not allowed; then nothing has changed.
         """
@@ -337,7 +339,9 @@ class LiveSettings(Protocol):
         change: Callable[[S], None],
         check: Callable[[S], Awaitable[None]] | None = None,
     ) -> None:
-        """They may change these ``keys`` of the section (``plugin.topics``), whose values are ``current`` (attrs).
+        """Allow administrators to change these ``keys`` of the section (``plugin.topics``).
+
+        ``current`` has the values of the section (attrs).
 
         A change is validated like a value in the file; ``change`` then applies the section's new values, or refuses
         them with a ``RemoteFault``. Before that, a request waits for ``check``, which may refuse them too.
@@ -385,10 +389,10 @@ class EncryptedStream(Protocol):
         """Why the connection ended before its first byte, if TLS was the reason."""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """As of trio's streams. The first call also does the handshake."""
+        """Receive bytes as trio's streams do. The first call also does the handshake."""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """As of trio's streams; only after bytes were received."""
+        """Send bytes as trio's streams do; only after bytes were received."""
 
     async def send_eof(self) -> None:
         """Let the peer know that nothing more follows."""

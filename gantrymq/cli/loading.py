@@ -32,7 +32,7 @@ class ConfigFlags:
     insecure: bool = False
     derived: Sequence[str] = ()
     number: int | None = None
-    """Of a broker of a unit: its number, and the settings that were derived for it when the unit started, see
+    """The number of a broker of a unit, beside the settings that were derived for it when the unit started, see
     :func:`gantrymq.cli.processes.layout.derive`."""
 
 

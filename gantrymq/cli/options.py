@@ -107,6 +107,6 @@ def confirm(question: str) -> None:
         if not isinstance(abort.__context__, EOFError):
             raise  # Ctrl-C
         click.echo(err=True)
-        raise CommandFailed("nobody answered, so nothing was changed; --yes does not ask") from None
+        raise CommandFailed("no answer on stdin, so nothing was changed; use --yes to skip the question") from None
     if not is_wanted:
         raise CommandFailed("nothing was changed")

@@ -49,9 +49,9 @@ KEPT_FREE_BYTES = 16 << 20
 written, have up to this size together."""
 FROM_HEAP_BYTES = 32 << 20
 """The size up to which the C library takes memory from the heap, and does not map and unmap it each time: the largest
-that glibc allows, and the one at which it arrives itself where such sizes are usual."""
+that glibc allows, to which it also raises the size itself when such blocks are freed often."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's ``malloc.h``."""
+"""The constants of glibc's ``malloc.h``."""
 ALLOCATOR_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 """Environment variables by which a user sets the same."""
 log = structlog.get_logger("gantrymq.server")

@@ -82,19 +82,19 @@ class Member(Protocol):
         """Its part of the heartbeat."""
 
     def rebalance_soon(self) -> None:
-        """The group or the routes changed: share out the queues again."""
+        """Share the queues anew soon, because the group or the routes changed."""
 
     def wake(self) -> None:
-        """Who waits for messages must look whether the client is still alive."""
+        """Wake tasks that wait for messages, so that they notice that the client has failed."""
 
     def refused(self, error: AccessDenied) -> None:
-        """A broker refused this member: the application must learn of it."""
+        """Report to the application that a broker refused this member."""
 
     def reset_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """An administrator wants the group to continue at these offsets."""
+        """Continue at these offsets, as an administrator requested for the group."""
 
     def offsets(self, topic: str) -> dict[MessageQueue, int]:
-        """How far it is in its queues of ``topic``."""
+        """Return the offsets of its queues of ``topic``."""
 
     def running_info(self) -> ConsumerRunningInfo:
         """Its state, for an administrator."""
@@ -138,7 +138,7 @@ class Cluster:
         self._transactional: dict[str, Transactional] = {}
         self._repeated_at = -REPEATED_HEARTBEAT_SECONDS
         self.replies: Replies = Replies()
-        """Of the client's requests, which brokers push."""
+        """Replies to the client's requests, pushed by brokers."""
 
     async def start(self) -> None:
         """Reach a nameserver and begin the timed work. Raises :class:`ConnectFailed`."""

@@ -26,7 +26,7 @@ RequestTaker = Callable[[str, Command], Command | Awaitable[Command | None] | No
 
 @attrs.frozen(eq=False)
 class _Failure:
-    """Of one attempt to connect. The error itself would keep alive what the code that caught it works on."""
+    """The failure of an attempt to connect, without the error, whose traceback would keep objects alive."""
 
     kind: type[ConnectFailed]
     reason: str
@@ -51,7 +51,7 @@ class Connections:
         self._started: list[Channel] = []
         self._opening: dict[str, anyio.Lock] = {}
         self._failures: dict[str, _Failure] = {}
-        """Of the last attempt to connect to each address, if it failed."""
+        """The failure of the last attempt to connect, by address."""
         self._closed = False
 
     def open_one(self, address: str) -> Channel | None:

@@ -109,7 +109,7 @@ class Consumer(Lifetime, Generic[R]):
         self._local: LocalOffsets | None = None
         self._releasing: dict[MessageQueue, Puller[R]] = {}
         self._uncommitted: set[Puller[R]] = set()
-        """Of queues that were given up; their last commit is in flight."""
+        """Pullers of queues that were given up, whose last commit is in flight."""
         self._assigning: set[MessageQueue] = set()
         """Queues that this member is about to pull: it locks them, or ``on_assigned`` runs."""
         self._upkeep: TaskGroup | None = None
@@ -499,7 +499,7 @@ class Consumer(Lifetime, Generic[R]):
         self._arrived.set()
 
     def wake(self) -> None:
-        """Let what waits for messages look whether the client is still alive."""
+        """Wake tasks that wait for messages, so that they notice that the client has failed."""
         self._arrived.set()
 
     def acknowledged(self, count: int) -> None:

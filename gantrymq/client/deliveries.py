@@ -1,4 +1,4 @@
-"""Messages that threads of the user have, and what stands in them for the consumer's side of their queue meanwhile."""
+"""Received messages for threads of the application: calls of their methods go to the event loop and block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gantrymq.message import DeliveredRecord, Delivery, V_co
 
 
 class DeliveryToThread:
-    """What a message has in place of its delivery, ``inner``, while code outside of the event loop works on it."""
+    """Replaces the delivery ``inner`` of a message while code outside of the event loop works on the message."""
 
     __slots__ = ()
 

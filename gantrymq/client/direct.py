@@ -28,7 +28,7 @@ class DirectDelivery:
         self._settle("CR_SUCCESS", None)
 
     async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
-        """The message would come again later; here it does not, since its queue has it as it had before."""
+        """Report CR_LATER. The message is not sent back, because its queue still has it."""
         self._settle("CR_LATER", "given back with retry()")
 
     async def reply(self, record: DeliveredRecord, body: bytes) -> None:

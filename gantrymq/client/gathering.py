@@ -19,8 +19,8 @@ from gantrymq.message import SendResult
 from gantrymq.remoting.waiting import Waiter, waiter_kind
 
 GROUP_MAX_MESSAGES: Final = 32
-"""Of one request. More messages take several requests, to queues that take turns: the broker stores one request while
-the client encodes the next."""
+"""The most messages of one request. More messages take several requests, to queues that take turns: the broker stores
+one request while the client encodes the next."""
 GROUP_MAX_BYTES: Final = 64 * 1024
 IDLE_TASKS_MAX: Final = 8
 """Tasks that wait for a group to deliver; a new task for each group would cost more."""

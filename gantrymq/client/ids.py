@@ -22,7 +22,7 @@ class UniqueKeys:
         self._month_start = 0.0
         self._month_end = 0.0
         self._begin = self._end = 0.0
-        """Of the millisecond that ``_prefix`` is for."""
+        """The begin and the end of the millisecond of ``_prefix``."""
         self._prefix = ""
 
     def next(self) -> str:

@@ -231,11 +231,11 @@ class WatchedDelivery:
 
     @property
     def dropped(self) -> bool:
-        """As of the delivery within."""
+        """Whether the inner delivery is dropped."""
         return self.inner.dropped
 
     def acknowledge(self, queue_offset: int) -> None:
-        """As of the delivery within."""
+        """Acknowledge the message at the inner delivery."""
         self.inner.acknowledge(queue_offset)
         self._settle(True)
 

@@ -60,7 +60,7 @@ class LocalOffsets:
             )
 
     def get(self, queue: MessageQueue) -> int | None:
-        """How far the group is in ``queue``; None where it has not begun."""
+        """Return the group's offset in ``queue``; None if it has not begun there."""
         return self._offsets.get(self._real(queue))
 
     def set(self, queue: MessageQueue, offset: int) -> None:

@@ -17,7 +17,7 @@ OUTSTANDING_MAX_MESSAGES: Final = 1000
 OUTSTANDING_MAX_BYTES: Final = 100 * 1024 * 1024
 OUTSTANDING_MAX_SPAN: Final = 2000
 _TRIMMED_FROM: Final = 8
-"""So many finished pulls at the beginning of the list are taken out of it at once."""
+"""The number of finished pulls at the beginning of the list that are removed at once."""
 
 
 class _Pull:

@@ -73,13 +73,13 @@ class Owner(Protocol[R]):
         """Messages of a queue came, in order."""
 
     def fetched(self, count: int) -> None:
-        """So many messages of a lane came."""
+        """``count`` messages of a lane were received."""
 
     def suspend(self, resume: Callable[[], None]) -> None:
         """A message of a lane was returned: call ``resume`` after a while to continue the lane."""
 
     def acknowledged(self, count: int) -> None:
-        """So many messages are done."""
+        """``count`` messages are done."""
 
     def returned(self) -> None:
         """A message was returned for redelivery."""

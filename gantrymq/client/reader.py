@@ -132,7 +132,7 @@ class Reader(Lifetime, Generic[R]):
         self._is_looking_up = False
         self._failure: GantryError | None = None
         self._more = 0
-        """So many messages the iteration may still give out before it is another queue's turn."""
+        """The number of messages that the iteration may still return before the next queue has its turn."""
         self._closed = True
 
     @property

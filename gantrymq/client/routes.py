@@ -24,7 +24,7 @@ DEFAULT_TOPIC: Final = "TBW102"
 DEFAULT_TOPIC_QUEUES: Final = 4
 MASTER_ID: Final = 0
 RENEW_SECONDS: Final = 0.5
-"""So often at most a topic's route is asked for because its brokers cannot be reached, or take no messages."""
+"""The shortest interval between queries of a topic's route while its brokers are unreachable or refuse messages."""
 
 
 def queues_to_publish(topic: str, route: TopicRouteData) -> list[MessageQueue]:

@@ -21,7 +21,7 @@ TICK_SECONDS: Final = 0.1
 SILENT_TICKS: Final = 5
 """A send that began more ticks ago has no answer for at least half a second."""
 ASK_TICKS: Final = 10
-"""So often at most is asked because of one broker."""
+"""The shortest interval between queries because of one broker."""
 
 
 class SilentMasters:

@@ -21,7 +21,7 @@ from gantrymq.remoting.logs import LibraryLog
 SIGNALS: Final = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 """SIGBREAK (Ctrl-Break) is what Windows has to end a process that is not in the foreground."""
 WAKE_SECONDS: Final = 1.0
-"""So often the main thread wakes up on systems where a wait keeps a signal from being handled (Windows)."""
+"""The interval in which the main thread wakes up where a wait prevents the handling of a signal (Windows)."""
 
 Stop = Callable[[str], None]
 """Called in the event loop with the name of the signal."""

@@ -20,7 +20,7 @@ class _Waiter:
 class Window:
     """Admits messages in the order in which they came, while fewer than ``messages`` with ``size`` bytes are inside.
 
-    ``messages`` None is no bound.
+    There is no limit of messages if ``messages`` is None.
     """
 
     def __init__(self, messages: int | None, size: int) -> None:

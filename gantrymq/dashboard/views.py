@@ -45,7 +45,7 @@ MESSAGES_MAX: Final = 64
 BODY_SHOWN_MAX: Final = 16 * 1024
 """The bytes of a body that are shown."""
 DELAYED_MAX: Final = 100_000
-"""So many timed messages are read for the page of those that wait."""
+"""The most timed messages that the page of waiting messages reads."""
 GROUPS_SUMMED_MAX: Final = 300
 """The most groups whose lag one overview reads."""
 

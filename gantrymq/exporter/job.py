@@ -1,4 +1,4 @@
-"""What the broker and the process of a run tell each other, as lines of JSON."""
+"""Messages between the broker and the process of a run, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Job:
 
 @attrs.frozen
 class Report:
-    """Of one topic: tasks that are done, and all of them, and ``rows`` of ``rows_total`` messages; once it has ended
-    (``ended``), what was exported of it. After one that ``waits`` the process goes on when stdin gets a line: nothing
+    """Progress of one topic: finished tasks and all tasks, and ``rows`` of ``rows_total`` messages; once it has ended
+    (``ended``), the exported part. After a report that ``waits``, the process continues when stdin gets a line: nothing
     of the topic is exported yet, and its export is not further than ``starts`` of the job.
 
-    ``ends``: by queue, up to which offset the export has it. ``error`` is empty unless the topic failed. ``is_ahead``:
-    it failed because ``ends`` are further than ``starts`` of the job.
+    ``ends``: the offset up to which the export has each queue. ``error`` is empty unless the topic failed.
+    ``is_ahead``: it failed because ``ends`` are further than ``starts`` of the job.
     """
 
     topic: str

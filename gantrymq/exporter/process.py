@@ -23,7 +23,7 @@ PROGRAM: Final = (sys.executable, "-P", "-m", "gantrymq.exporter.worker")
 LINE_MAX_BYTES: Final = 1024 * 1024
 """The most bytes of one report."""
 TAIL_BYTES: Final = 4096
-"""So many of the last bytes of stderr are kept: they have the reason of a failure."""
+"""The number of the last bytes of stderr that are kept: they have the reason of a failure."""
 _PIECE_BYTES: Final = 65536
 
 

@@ -216,8 +216,8 @@ async def promote(
     lost = [_with_refusal(row) for row in rows if row["id"] and row["epoch"] is None]
     if lost and not accept_loss:
         raise PromotionRefused(
-            f"{name} has slaves that cannot be asked, {', '.join(lost)}: they may have confirmed messages that the "
-            f"others lack. Start or stop them (a nameserver forgets a broker that is gone after 120 s); {ACCEPT_LOSS}"
+            f"{name} has slaves that cannot be asked, {', '.join(lost)}: they may have acknowledged messages that the "
+            f"others lack. Start or stop them (a nameserver removes a silent broker after 120 s); {ACCEPT_LOSS}"
         )
     slaves = [row for row in slaves if row["epoch"] is not None]
     _check_promotable(slaves, number)

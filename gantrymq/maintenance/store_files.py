@@ -38,7 +38,7 @@ _OFFSET_MAX: Final = 2**63 - 1
 _QUEUE_ID_MAX: Final = 2**31 - 1
 MISSING_LISTED: Final = 100
 """The most missing files that are listed for one gap; one more entry has the rest of the gap."""
-FOREIGN: Final = "does not belong into this folder"
+FOREIGN: Final = "does not belong in this folder"
 
 
 @attrs.frozen

@@ -95,7 +95,7 @@ def _read(name: str, entry: Any, path: Path) -> Identity:
 
 
 def identify(identities: Mapping[str, Identity], request: Command, subject: str | None) -> Identity:
-    """Who sent ``request``: the signer, or without a signature the subject of the connection's certificate.
+    """Return the sender of ``request``: the signer, or without a signature the subject of the connection's certificate.
 
     :class:`RemoteFault` (NO_PERMISSION) for an unknown identity or a wrong signature.
     """

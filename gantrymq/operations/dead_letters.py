@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from gantrymq.message import DeliveredRecord
 
 KEPT: Final = frozenset({KEYS, TAGS, UNIQ_KEY, ORIGIN_MESSAGE_ID})
-"""Of the properties that the system sets, those that a dead letter keeps; :data:`RESERVED` has all of them."""
+"""The properties of the system that a dead letter keeps; :data:`RESERVED` has all of them."""
 
 
 @attrs.frozen

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gantrymq.remoting.bodies.routes import ClusterInfo, TopicRouteData
 
 _BROKERS_PREFIXES: Final = ("RMQ_SYS_", "GANTRYMQ_")
-"""Of topics that brokers create, beside RocketMQ's list of system topics."""
+"""The prefixes of topics that brokers create, beside RocketMQ's list of system topics."""
 
 
 def named_after(info: ClusterInfo) -> frozenset[str]:

@@ -12,10 +12,10 @@ from typing import Any, Final, Protocol, cast
 import anyio
 
 _ADDRESSES_MAX: Final = 8
-"""Of a host with several addresses, so many are tried."""
+"""The most addresses of a host that are tried."""
 _BUFFER_BYTES: Final = 256 * 1024
 _BUFFER_KEPT_BYTES: Final = 2 * 1024 * 1024
-"""A larger buffer is given back when it is empty."""
+"""A larger buffer is freed when it is empty."""
 _TLS_SHUTDOWN_SECONDS: Final = 1.0
 """How long the end of a connection waits for the peer to end TLS as well."""
 

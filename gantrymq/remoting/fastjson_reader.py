@@ -270,7 +270,7 @@ class Reader:
         """The object at ``path``: it must be within the open containers, and closed already."""
         tokens = _path_tokens(path)
         if not self.open or tokens is None:
-            raise self._error(f"the reference {path[:80]!r} leads nowhere")
+            raise self._error(f"the reference {path[:80]!r} has no target")
         level = 0
         target: Any = self.open[0][0]
         for token in tokens:
@@ -281,7 +281,7 @@ class Reader:
             level = len(self.open)
             target = _step(target, token)
             if target is None:
-                raise self._error(f"the reference {path[:80]!r} leads nowhere")
+                raise self._error(f"the reference {path[:80]!r} has no target")
         if level < len(self.open):
             raise self._error(f"the reference {path[:80]!r} leads into itself")
         self._charge(target, len(self.open))

@@ -66,7 +66,7 @@ HEADS: Final = {
 }
 """All fields of a record up to the body's length, by which of the two hosts are IPv6."""
 _CUT_V4: Final = struct.Struct(">iIi8xq8xi44xi")
-"""Of the same fields, with hosts that are IPv4: size, magic, CRC, queue offset, sys flag, body length."""
+"""Some of these fields, with hosts that are IPv4: size, magic, CRC, queue offset, sys flag, body length."""
 _HEAD_FIELDS: Final = (
     "_size", "_magic", "_crc", "queue_id", "flag", "queue_offset", "commit_log_offset", "sys_flag", "born_timestamp",
     "raw_born_host", "store_timestamp", "raw_store_host", "reconsume_times", "prepared_offset", "_body_length",

@@ -59,12 +59,12 @@ def is_trio() -> bool:
 
 
 def waiter_kind() -> Callable[[], Waiter[Any]]:
-    """What makes a waiter for the running event loop."""
+    """Return a factory of waiters for the running event loop."""
     return _TrioWaiter if is_trio() else asyncio.get_running_loop().create_future
 
 
 def clock_of_loop() -> Callable[[], float]:
-    """The clock of the event loop that runs, which ``anyio.current_time`` looks up each time anew."""
+    """Return the clock of the running event loop, which ``anyio.current_time`` looks up at each call."""
     if is_trio():
         clock: Callable[[], float] = sys.modules["trio"].current_time
         return clock
@@ -72,7 +72,7 @@ def clock_of_loop() -> Callable[[], float]:
 
 
 def running_loop() -> object:
-    """What stands for the event loop that runs in this thread; None without one."""
+    """Return a token of the event loop that runs in this thread; None without one."""
     if is_trio():
         return sys.modules["trio"].lowlevel.current_trio_token()
     try:
@@ -82,7 +82,7 @@ def running_loop() -> object:
 
 
 def caller_in_loop() -> Callable[[Callable[[], object]], object]:
-    """What any thread may call to have a function called soon in the event loop that runs now.
+    """Return a function with which any thread has a function called soon in the running event loop.
 
     The function runs in no task, so on asyncio anyio's functions raise there. RuntimeError when the loop has ended.
     ``anyio.from_thread`` serves only anyio's own threads before 4.11.

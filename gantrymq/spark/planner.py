@@ -353,8 +353,9 @@ class StreamPlanner:
         queue = self._queues[key]
         if self.options.source.fail_on_data_loss:
             raise DataLoss(
-                f"{queue} was read up to offset {start}, but ends at {end}: the topic was made anew or its broker lost "
-                "messages. Begin with a new checkpoint, or set failOnDataLoss to false to go on from its end"
+                f"{queue} was read up to offset {start}, but ends at {end}: the topic was deleted and created again, "
+                "or its broker lost messages. Begin with a new checkpoint, or set failOnDataLoss to false to continue "
+                "from its end"
             )
         log.warning(
             "messages_lost", topic=queue.topic, broker=queue.broker, queue_id=queue.queue_id, wanted=start,

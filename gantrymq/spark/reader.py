@@ -67,7 +67,7 @@ def read_range(
                 empty_answers += 1
                 continue
             else:
-                what = f"a pull of {wanted.queue} at {offset} leads nowhere"
+                what = f"a pull of {wanted.queue} at {offset} returns neither messages nor a new offset"
                 raise Refused(wanted.queue.address, what, answer.code, f"next offset {answer.next_offset}")
         _check_loss(wanted.queue, options, answer, offset, next_offset, taken)
         offset = next_offset

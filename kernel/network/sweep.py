@@ -50,7 +50,7 @@ a time may then be answered sooner than this thread could be woken: :class:`Poll
 LONE_TURNS = 8
 """After this many turns in a row with a single request, all of one connection, that connection's sender is alone."""
 TRIAL_TURNS = 64
-"""So many turns of a lone sender make a block of :class:`PollingTrial`."""
+"""The number of turns of a lone sender in a block of :class:`PollingTrial`."""
 
 TURN_VALUES = 1024
 """Values of headers in other forms than that of RocketMQ's Java client, after which a turn receives nothing more:

@@ -73,7 +73,7 @@ class AclPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Read the accounts; a file that cannot be read, or is wrong, refuses the start."""
+        """Read the accounts; the broker refuses to start if the file is unreadable or wrong."""
         try:
             import yaml  # noqa: F401 - the parser of the file
         except ImportError as error:

@@ -1,6 +1,6 @@
 """The file of the accounts: read at the start, watched, and changed by administrators.
 
-A file that cannot be read or understood later leaves the accounts of before in force.
+If the file later becomes unreadable or invalid, the previous accounts remain in force.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("gantrymq.acl")
 
 EMPTY: Final = "the file is empty: write `accounts: []` for no accounts"
-"""Why a changed file is refused that somebody is possibly about to write. Source: RocketMQ 4.9.7
+"""The error for an empty file, which an editor may be writing. Source: RocketMQ 4.9.7
 ``PlainPermissionManager.load``: "No data in {}, skip it"."""
 
 

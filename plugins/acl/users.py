@@ -174,7 +174,7 @@ class _Patterns:
         self._names: dict[str, str] = {}
         self._prefixes: dict[str, str] = {}
         self._lengths: list[int] = []
-        """Of the prefixes, the longest first."""
+        """The lengths of the prefixes, the longest first."""
 
     def add(self, entry: PolicyEntryInfo) -> None:
         pattern = entry.resource or ""

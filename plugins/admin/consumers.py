@@ -120,7 +120,8 @@ class ConsumerAdmin:
 def _check_rows(rows: int) -> None:
     if rows > ROWS_MAX:
         raise RemoteFault(
-            ResponseCode.SYSTEM_ERROR, f"more than {ROWS_MAX} queues to tell of: ask for one group and one topic"
+            ResponseCode.SYSTEM_ERROR,
+            f"the response would have more than {ROWS_MAX} queues: request one group and one topic",
         )
 
 

@@ -76,7 +76,7 @@ class AuditPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Open the file; one that cannot be opened refuses the start."""
+        """Open the file; the broker refuses to start if that fails."""
         self._broker = broker
         self._config = section = config.section(AuditConfig)
         if not section.file and not section.topic:

@@ -227,7 +227,7 @@ class Clients:
         if total > self._config.max_kept_bytes:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR,
-                f"the {membership[2]} of group {membership[1]} is not taken: all members together may have "
+                f"the {membership[2]} of group {membership[1]!r} is refused: all members together may have "
                 f"{self._config.max_kept_bytes} bytes (plugin.clients.max_kept_bytes)",
             )
         self._kept[membership] = size

@@ -31,7 +31,7 @@ class Roster(Generic[G]):
             if len(self.groups) >= self._max_groups:
                 raise RemoteFault(
                     ResponseCode.SYSTEM_ERROR,
-                    f"the group {name} is not taken: {self._max_groups} live groups are the limit "
+                    f"group {name!r} is refused: {self._max_groups} live groups are the limit "
                     "(plugin.clients.max_groups)",
                 )
             group = self.groups[name] = self._make(name)

@@ -5,7 +5,7 @@ is bounded without this plugin: past ``limits.unacknowledged_bytes`` the broker 
 
 Slot: none.
 Hooks: before_append, config_section, configure, started.
-Config ``[plugin.flowcontrol]``: ``busy_after`` (how long the oldest message may wait for its acknowledgement).
+Config ``[plugin.flowcontrol]``: ``busy_after`` (how long the oldest message may wait for its acknowledgment).
 Files: none.
 Replaces RocketMQ's ``BrokerFastFailure`` and ``isOSPageCacheBusy``.
 """
@@ -76,7 +76,7 @@ class FlowControlPlugin:
             log.warning("acknowledgments_late", waited_s=round(waited, 1))
         reason = (
             f"broker busy, start flow control for a while: the oldest message has waited {waited * 1000:.0f} ms for "
-            f"its acknowledgement, {self._limit_s * 1000:.0f} ms are the limit (plugin.flowcontrol.busy_after)"
+            f"its acknowledgment; the limit is {self._limit_s * 1000:.0f} ms (plugin.flowcontrol.busy_after)"
         )
         for row in batch.live:
             batch.refuse(row, ResponseCode.SYSTEM_BUSY, reason)

@@ -84,7 +84,7 @@ def decode_epochs(data: bytes) -> tuple[Epoch, Epoch | None, LogEpoch | None, Ro
 def start_as_slave(number_from: str) -> str:
     """Return the advice to start a broker as a slave. ``number_from`` is the file in which a promotion stored its id,
     empty if none did."""
-    where = f"; a promotion stored id = 0 in {number_from}: write a free number there" if number_from else ""
+    where = f"; a promotion stored id = 0 in {number_from}: write an unused broker id there" if number_from else ""
     return f"Start this one as a slave (broker.id above 0{where})"
 
 

@@ -39,7 +39,9 @@ class Tickets:
         """Answer 47004. Code 16 for a peer that may not be a slave."""
         host = request.connection.peer[0]
         if not self._peers.admits(host):
-            raise RemoteFault(ResponseCode.NO_PERMISSION, f"plugin.ha.peers does not name {host}: it is no slave")
+            raise RemoteFault(
+                ResponseCode.NO_PERMISSION, f"plugin.ha.peers does not name {host}: it is not an allowed slave"
+            )
         header = SlaveTicketResponse(ticket=self.issue().hex() if self.required else None)
         return request.command.answer(ResponseCode.SUCCESS, None, header.to_ext())
 

@@ -20,10 +20,10 @@ class QuotaConfig:
     connections: int = number(0)
     """Connections of an identity on which requests are served."""
     burst: float = duration("2s", minimum="100ms", maximum="1h")
-    """For how long an identity that was idle may exceed its rates: so many seconds' worth at once."""
+    """How many seconds' worth of its rates an identity may use at once after it was idle."""
     pause: float = duration("1s", maximum="10s")
     """How long requests beyond a rate are slowed down before they are refused: they are served, and the connection is
-    not read for as long as its identity needs to earn them. 0: they are refused."""
+    not read until the token bucket of its identity has refilled. 0: they are refused."""
     identities: dict[str, str] = attrs.field(factory=dict)
     """Quotas of identities: ``requests=1000 bytes=10MiB connections=20``, of which each is optional; an empty text:
     none."""

@@ -1,4 +1,4 @@
-"""Connections that are not read for a while, because their identities have to earn what they have used."""
+"""Connections that the broker does not read until the token buckets of their identities have refilled."""
 
 from __future__ import annotations
 

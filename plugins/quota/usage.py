@@ -82,7 +82,7 @@ class Usages:
     """The use of all identities. ``refused``: requests by identity and reason; ``paused``: requests after which their
     connection was not read for a while, by identity.
 
-    ``pause_s``: a request is refused if its identity needs longer than that to earn it.
+    ``pause_s``: a request is refused if the token bucket of its identity takes longer to refill.
     """
 
     def __init__(self, default: Quota, named: Mapping[str, Quota], burst_s: float, pause_s: float = 0.0) -> None:

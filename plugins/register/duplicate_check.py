@@ -3,8 +3,8 @@
 Before a broker registers over a new connection, it asks which broker is registered under its name and id. If that is
 another address, and a broker with this name and id answers there, the new broker does not register: at start it exits
 with an error that names both, later it continues without this nameserver. RocketMQ's nameserver lets the later broker
-replace the earlier one. What refuses the question for want of rights counts as that broker at start; later the address
-may be another broker's, so a warning is logged.
+replace the earlier one. At start, a broker that refuses the query because of missing rights counts as a duplicate;
+later the address may be another broker's, so a warning is logged.
 
 Two brokers that start at the same time both find the name free. A starting broker therefore checks a few more times:
 their run ids show which of them started first. That one registers again, the other exits.
@@ -183,7 +183,7 @@ class DuplicateCheck:
         return _OtherBroker(run, reported.get(SETTLED_KEY) != "false", epoch_in(reported, EPOCH_KEY))
 
     def _refused(self, address: str, answer: Command) -> None:
-        """What listens at ``address`` does not answer who it is. A settled or promoted broker continues: another broker
+        """The server at ``address`` does not answer who it is. A settled or promoted broker continues: another broker
         may have the address now. :class:`StartError` if keys are missing before that."""
         broker, remark = self._broker, answer.remark or "no remark"
         log.warning("registered_broker_refuses", address=address, broker=broker.name, code=answer.code, reason=remark)
@@ -192,6 +192,7 @@ class DuplicateCheck:
             self.lost = True
             raise StartError(
                 f"{address} is registered as the broker {broker.name!r} with the id {broker.broker_id} already, and"
-                f" refuses to tell this one at {broker.address} whether it is ({remark}): set plugin.acl.keys to the"
-                " keys of an administrator there; if it is another broker, start again in two minutes"
+                f" refuses the query of this broker at {broker.address}, so it may be that broker ({remark}): set"
+                " plugin.acl.keys to the keys of an administrator there; if it is another broker, start again in two"
+                " minutes"
             )

@@ -74,7 +74,7 @@ class TlsPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Read the certificates; a file that cannot be used refuses the start."""
+        """Read the certificates; the broker refuses to start with an unusable file."""
         self._broker = broker
         self._config = section = config.section(TlsConfig)
         self._warnings = RareWarnings(broker.env.monotonic)

@@ -75,7 +75,7 @@ class Groups:
         if self.table.text_bytes + len(config.to_bytes()) > TABLE_BYTES_MAX:
             raise RemoteFault(
                 ResponseCode.SYSTEM_ERROR,
-                f"the group {config.group_name} is not taken: the settings of all groups would have more than "
+                f"group {config.group_name!r} is refused: the settings of all groups would have more than "
                 f"{TABLE_BYTES_MAX} bytes; delete unused groups",
             )
         self.table.put(config.group_name, config)

@@ -268,7 +268,10 @@ def test_json_is_one_document_with_snake_case_keys(
 
 @pytest.mark.parametrize(
     ("answer", "says"),
-    [("", "nobody answered, so nothing was changed; --yes does not ask"), ("n\n", "nothing was changed")],
+    [
+        ("", "no answer on stdin, so nothing was changed; use --yes to skip the question"),
+        ("n\n", "nothing was changed"),
+    ],
 )
 def test_a_deletion_that_is_not_confirmed_is_a_failure(
     cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, says: str

@@ -241,7 +241,7 @@ def test_a_truncated_text_is_never_accepted_as_complete(value: Any, data: st.Dat
 
 
 def test_a_reference_into_missing_depth_is_rejected() -> None:
-    with pytest.raises(ValueError, match="leads nowhere") as refused:
+    with pytest.raises(ValueError, match="has no target") as refused:
         loads(b'[{"$ref":"$' + b".a" * 1_000_000 + b'"}]')
     assert len(str(refused.value)) < 200
 

@@ -316,7 +316,7 @@ def test_a_slave_that_ends_before_the_export_is_waited_for(orders: FakeCluster, 
     orders.fill(2)
     assert go(orders, folder).rows == 2, "a slave that has caught up serves the export"
     orders.broker_ids, orders.queues["orders", 0].max_offset = (0,), 7
-    with pytest.raises(WrongOption, match="exported up to offset 11, but ends at 7: the topic was made anew"):
+    with pytest.raises(WrongOption, match="exported up to offset 11, but ends at 7: the topic was deleted and"):
         go(orders, folder)
 
 

@@ -76,7 +76,7 @@ class RoutePlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Read the rules; a wrong one refuses the start."""
+        """Read the rules; the broker refuses to start with a wrong one."""
         section = config.section(RouteConfig)
         self._broker = broker
         self._queues = section.queues

@@ -57,7 +57,7 @@ class SchemaPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Read and compile the schemas; one that cannot be read refuses the start."""
+        """Read and compile the schemas; the broker refuses to start without one of them."""
         section = config.section(SchemaConfig)
         self._max_body = section.max_body
         self._checks = {topic: read_schema(topic, path) for topic, path in section.files.items()}

@@ -60,7 +60,7 @@ class SignedPlugin:
 
     @hookimpl
     def configure(self, broker: Broker, config: Config) -> None:
-        """Read the keys; a file that is not there, or not as it must be, refuses the start."""
+        """Read the keys; the broker refuses to start if the file is missing or invalid."""
         section = config.section(SignedConfig)
         self._readers = frozenset(section.readers)
         self._secrets: dict[str, bytes] = {}

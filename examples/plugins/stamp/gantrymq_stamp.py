@@ -40,7 +40,7 @@ log = structlog.get_logger("gantrymq.stamp")
 
 @attrs.frozen
 class StampConfig:
-    """``[plugin.stamp]``: a wrong key or type refuses the start, with an error that names it."""
+    """``[plugin.stamp]``: the broker refuses to start with a wrong key or type, and names it."""
 
     topics: tuple[str, ...] = ()
     name: str = filled("stamped-by")

@@ -1,4 +1,4 @@
-"""How far a run is: what its finished tasks have written, and what is not exported yet."""
+"""The progress of a run: what its finished tasks have written, and what is not exported yet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LAG_SECONDS = 5.0
 
 @attrs.frozen
 class ExportProgress:
-    """How far a run is: tasks and messages that are done, and all that it will write; ``bytes`` of finished files.
+    """The progress of a run: finished and all tasks, written and all messages; ``bytes`` of finished files.
 
     ``lag`` counts the messages in the queues that are not exported yet: those of the run that are left, and those that
     have come since it began.
@@ -68,7 +68,7 @@ class Measure:
         self._new_messages = NewMessages(wire, queues, {span.key: span.end for span in plan.ends})
 
     def look(self, rows_begun: int = 0) -> ExportProgress:
-        """How far it is now; ``rows_begun`` are rows of tasks that are not done."""
+        """Return the progress; ``rows_begun`` are rows of tasks that are not done."""
         for task in self._destination.finished(self._plan) - self._seen:
             self._add(task)
         total = count(self._plan.tasks)

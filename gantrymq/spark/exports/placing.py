@@ -36,7 +36,7 @@ def place(folder: ExportFolder, manifest: Manifest) -> None:
 
 
 def show(folder: ExportFolder, manifest: Manifest) -> None:
-    """Exchange the folders that a replacement or compaction made anew; done before, it changes nothing."""
+    """Exchange the folders that a replacement or compaction has written; a second call changes nothing."""
     work = folder.work_path(manifest.number)
     for name in manifest.swapped:
         shown, fresh = folder.path / name, work / name

@@ -92,8 +92,8 @@ def _continue(
         refuse_lagging_slave(queue, highest)
     if position > highest:
         raise WrongOption(
-            f"{queue} is exported up to offset {position}, but ends at {highest}: the topic was made anew or its "
-            "broker lost messages. Overwrite the export, or name another folder"
+            f"{queue} is exported up to offset {position}, but ends at {highest}: the topic was deleted "
+            "and created again, or its broker lost messages. Overwrite the export, or name another folder"
         )
     end = find_offset(options.ending, queue, LATEST)
     if end > highest:

@@ -92,7 +92,7 @@ def _plan(type_: AvroType, numbers: Iterator[int]) -> Any:
 
 
 def _fit(type_: AvroType, given: pa.DataType, where: str) -> _Prepare | None:
-    """What makes fastavro's value of one of type ``given``, None if that is the same.
+    """Return the function that converts a value of type ``given`` to fastavro's, None if they are the same.
 
     Raises :class:`WrongSchema` if values of ``given`` do not fit ``type_``; ``where`` names the column or field.
     """

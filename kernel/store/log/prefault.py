@@ -51,7 +51,7 @@ class LogPrefault:
     def appending(self, end: int) -> int:
         """Call this before records are written up to ``end``: the worker's zeros are then written only behind it.
 
-        Returns the offset up to which zeros belong into the same write, as far as the file reaches; ``end`` for none.
+        Returns the offset up to which zeros belong in the same write, as far as the file reaches; ``end`` for none.
         """
         if end <= self._zeroed:
             return end

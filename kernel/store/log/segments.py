@@ -58,7 +58,7 @@ class Segment:
         return file
 
     def write(self, offset: int, data: bytes | memoryview, zeros: int = 0) -> None:
-        """Write ``data`` and so many bytes of zeros. :class:`ValueError` unless they belong into this file."""
+        """Write ``data`` and so many bytes of zeros. :class:`ValueError` unless they belong in this file."""
         if offset < self.base or offset + len(data) + zeros > self.end:
             raise ValueError(f"{self.path}: {len(data) + zeros} bytes at {offset} are not within one file")
         self.file.pwrite(data, offset - self.base, zeros)
@@ -145,7 +145,7 @@ class Segments:
         for name in self._env.listdir(self.folder):
             path = f"{self.folder}/{name}"
             if not _NAME.fullmatch(name) or self._env.is_dir(path):
-                raise StoreDamaged(f"{path} does not belong into {self.folder}: move it out; nothing was changed")
+                raise StoreDamaged(f"{path} does not belong in {self.folder}: move it out; nothing was changed")
             segment = Segment(self._env, path, int(name), self.file_bytes)
             size = segment.file.size()
             segment.close()

@@ -1,6 +1,6 @@
-"""``gantrymq.ends``: where queues ended whose files a repair moves away, until they are built again.
+"""``gantrymq.ends``: the ends of queues whose files a repair moved, until the queues are built again.
 
-The log alone does not say so of a queue whose messages have all expired.
+The log does not have the end of a queue whose messages have all expired.
 """
 
 from __future__ import annotations

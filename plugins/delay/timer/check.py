@@ -22,7 +22,7 @@ FILE_BYTES: Final = 4096
 MARKS_MAX: Final = 64
 RECENT_MS: Final = 30_000
 OLDER_EVERY_MS: Final = 60_000
-"""Of marks that are older than ``RECENT_MS``, one per minute is kept: a log is rarely cut that far behind its end."""
+"""One mark per minute is kept of those older than ``RECENT_MS``: a log is rarely cut that far behind its end."""
 
 
 class Mark(NamedTuple):

@@ -72,7 +72,7 @@ async def test_messages_are_refused_until_the_oldest_is_acknowledged(
         assert refused.code == ResponseCode.SYSTEM_BUSY
         assert refused.remark is not None
         assert "waited 1500 ms" in refused.remark
-        assert "1000 ms are the limit" in refused.remark
+        assert "the limit is 1000 ms" in refused.remark
         assert codes == [], "the first one still waits"
         gate.watermark = 1 << 40
         broker.wake()

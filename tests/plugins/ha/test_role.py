@@ -85,7 +85,7 @@ async def test_the_configured_role_takes_precedence(pair: Any) -> None:
 @pytest.mark.parametrize(
     ("overrides", "hint"),
     [
-        (b"[broker]\nid = 0\n", r"; a promotion stored id = 0 in .*/overrides\.toml: write a free number there\)"),
+        (b"[broker]\nid = 0\n", r"; a promotion stored id = 0 in .*/overrides\.toml: write an unused broker id"),
         (b"", r"0\);"),
     ],
 )
