@@ -1,4 +1,4 @@
-"""What every test shares: a missing foreign tool skips with its reason, and in CI such a skip is a failure."""
+"""Shared by all tests: a missing foreign tool skips its tests with a reason, and fails them in CI."""
 
 from __future__ import annotations
 

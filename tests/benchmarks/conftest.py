@@ -1,4 +1,4 @@
-"""The modules of ``benchmarks/``, which is a folder of programs and no package, and a report to look at."""
+"""Fixtures: the modules of ``benchmarks/``, which is a folder of programs and no package, and a report."""
 
 from __future__ import annotations
 

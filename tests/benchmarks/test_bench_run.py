@@ -1,4 +1,4 @@
-"""One run, with systems that fail: what was measured stays, and the failure is reported."""
+"""A run of the benchmarks keeps its measurements and reports the failure when a system fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The group ``client``: it measures what it says. No number of a run is asserted."""
+"""The group ``client`` measures all of its scenarios. No number of a run is asserted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program ``delays.py``: messages that never come are an error, not a better figure."""
+"""The program ``delays.py`` fails when messages never arrive, instead of reporting a better figure."""
 
 from __future__ import annotations
 

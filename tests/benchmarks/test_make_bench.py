@@ -1,4 +1,4 @@
-"""``make bench``: what it runs, and what it keeps when something fails. No number of a run is asserted."""
+"""``make bench`` runs its groups and keeps partial results after a failure. No number of a run is asserted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis, Kafka and NATS: what their tools print is read, and which scenarios they can be asked for."""
+"""Redis, Kafka and NATS: the output of their tools is parsed, and each runs the scenarios that it supports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A long run of the broker: what its report says, and that a short one works."""
+"""The report of a long run of the broker, and a short run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured beside the scenarios: idle connections, old readers, crashes, growth, the bare disk."""
+"""Measurements beside the scenarios: idle connections, old readers, crashes, growth, the bare disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the measured systems are started, and what a benchmark reports about one that ends too early."""
+"""The start of the measured systems, and the report about one that ends too early."""
 
 from __future__ import annotations
 

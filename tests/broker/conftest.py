@@ -1,4 +1,4 @@
-"""One nameserver and one broker in a thread for all tests of a module, and the lines they log."""
+"""Fixtures: one nameserver and one broker in a thread for all tests of a module, and their log lines."""
 
 from __future__ import annotations
 

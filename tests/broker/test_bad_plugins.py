@@ -1,4 +1,4 @@
-"""Plugins that raise, answer nonsense, or hang: who is told, what goes on, and that the store stays whole."""
+"""Plugins that raise, return nonsense or hang are logged, others keep working, and the store stays intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks that report changes of topics, groups and offsets, and dead letters: what plugins get, in how many calls."""
+"""The hooks for changes of topics, groups, offsets and dead letters: the batches that plugins get."""
 
 from __future__ import annotations
 

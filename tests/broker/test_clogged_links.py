@@ -1,4 +1,4 @@
-"""Links that clog one by one and heal in any order: row 43 of the fault catalogue, for a broker with its clients.
+"""Clients work with a broker over links that clog one by one and heal in any order: row 43 of the fault catalogue.
 
 Broken on purpose: with the first message of every fiftieth batch stored twice, the ledger named it.
 """

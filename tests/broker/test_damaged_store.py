@@ -1,4 +1,4 @@
-"""A store that crashed, and that somebody or something then tampered with: what a broker makes of it.
+"""A broker starts, repairs or refuses a crashed store that was damaged afterwards.
 
 A crashed store is a copy of a running broker's folder: what kill -9 leaves. Small files, so that there are several.
 """

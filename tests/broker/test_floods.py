@@ -1,4 +1,4 @@
-"""Clients that make topics, groups and offsets without end reach a limit, and what was there before goes on."""
+"""Clients that create topics, groups and offsets without end reach a limit, and existing ones keep working."""
 
 from __future__ import annotations
 

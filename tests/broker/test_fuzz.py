@@ -1,7 +1,7 @@
-"""Whatever bytes come, they are answered or cost their sender the connection, and nobody else anything.
+"""Any bytes are answered or close their own connection, and affect no other client.
 
 Each example sends something hostile on a connection of its own; then an honest connection that was there all the time
-must still be served, and no processor may have raised what it should not (``conftest.logged``).
+must still be served, and no processor may have raised an unexpected error (``conftest.logged``).
 """
 
 from __future__ import annotations

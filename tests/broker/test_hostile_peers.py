@@ -1,4 +1,4 @@
-"""Peers that come and go, trickle, ask for the impossible or never stop: what they cost, and that others are served."""
+"""Peers that reconnect, send slowly, ask for the impossible or never stop have a bounded cost for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a nameserver answers, or does not, the broker serves its clients and comes back to it."""
+"""A broker serves its clients and registers again later, whatever a nameserver answers."""
 
 from __future__ import annotations
 

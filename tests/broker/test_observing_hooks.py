@@ -1,4 +1,4 @@
-"""The hooks ``appended`` and ``acked``: what they see of a send, a refusal and a late disk, and when."""
+"""The hooks ``appended`` and ``acked`` see sends, refusals and late flushes, in this order."""
 
 from __future__ import annotations
 

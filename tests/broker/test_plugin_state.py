@@ -1,4 +1,4 @@
-"""What a plugin builds from ``dispatch`` and keeps by ``save_state`` is exact, whatever lies between two starts."""
+"""The state that a plugin builds from ``dispatch`` and stores by ``save_state`` is exact after any restart."""
 
 from __future__ import annotations
 

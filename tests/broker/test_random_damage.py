@@ -1,6 +1,6 @@
-"""Random damage to everything that can be built again: while the log is whole, every acknowledged message is served.
+"""A broker serves every acknowledged message from an intact log after random damage to all derived files.
 
-``GANTRYMQ_DAMAGES=160`` for more of them than a run of all tests has.
+``GANTRYMQ_DAMAGES=160`` sets the number of damages; a run of all tests has fewer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Settled messages in a real broker: senders of all kinds get the answer of the earlier message, once that is safe."""
+"""Senders of settled messages get the response of the earlier message once that message is durable."""
 
 from __future__ import annotations
 

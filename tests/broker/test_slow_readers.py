@@ -1,5 +1,4 @@
-"""Answers that are not taken: what they may cost, and that an honest reader of much is not taken for one who does not
-read."""
+"""Unread responses are limited in memory, and a slow reader is not disconnected."""
 
 from __future__ import annotations
 

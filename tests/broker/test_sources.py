@@ -1,4 +1,4 @@
-"""Rows by where they come from: plugins get those of clients unless they ask for others, and lose none of the broker's.
+"""Plugins get rows of clients unless they request other sources, and refuse none of the broker's own messages.
 
 Each test is one broker and the Python client, as a user has them.
 """

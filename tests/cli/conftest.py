@@ -1,4 +1,4 @@
-"""The command line in this process, with its output and its exit code."""
+"""Fixtures: the command line in this process, with its output and its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gantrymq acl``: the file is checked, decisions are explained as the broker takes them, accounts are changed."""
+"""``gantrymq acl`` checks the file, explains decisions as the broker takes them, and changes accounts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gantrymq acl users``: users and policies of RocketMQ 5 are changed at a running broker, which then decides so."""
+"""``gantrymq acl users`` changes users and policies of RocketMQ 5 at a running broker, which then applies them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bench`` against a real broker in this process, and what it says when something is wrong."""
+"""``bench`` against a real broker in this process, and its error messages."""
 
 from __future__ import annotations
 

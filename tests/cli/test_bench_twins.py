@@ -1,4 +1,4 @@
-"""Both twins of the load generator's inner loop count and send the same, beside servers that do as they are told."""
+"""Both twins of the load generator's inner loop send and count the same, against scripted servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While a broker has only slaves, nothing is deleted that it would bring back, and lists name it."""
+"""Commands delete nothing that a broker without a master would bring back, and lists name that broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``doctor``: what it finds on a machine that is well, and each thing that is not."""
+"""``doctor`` reports a healthy machine as such, and each fault of an unhealthy one."""
 
 from __future__ import annotations
 

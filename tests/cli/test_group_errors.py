@@ -1,4 +1,4 @@
-"""A broker that refuses a request about a group is not taken for one that does not have the group."""
+"""Commands distinguish a broker that refuses a request about a group from one that does not have the group."""
 
 from __future__ import annotations
 

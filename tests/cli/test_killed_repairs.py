@@ -1,4 +1,4 @@
-"""A repair of a store that is killed at any step: no message is lost, and a second repair completes it."""
+"""A second repair completes one that was killed at any step, and no message is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of a group are asked at the same time, so those that hang delay a command by one time-out and no more."""
+"""Commands query all members of a group concurrently, so hanging ones delay them by one timeout only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gantrymq message get`` and ``trace`` on a real broker; and traces in all forms that RocketMQ's clients write."""
+"""``gantrymq message get`` and ``trace`` on a real broker, with traces in all forms of RocketMQ's clients."""
 
 from __future__ import annotations
 

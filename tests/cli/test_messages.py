@@ -1,4 +1,4 @@
-"""``topic``, ``produce`` and ``consume`` against a real broker, and what they say when something is wrong."""
+"""``topic``, ``produce`` and ``consume`` against a real broker, and their error messages."""
 
 from __future__ import annotations
 

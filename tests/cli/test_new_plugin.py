@@ -1,4 +1,4 @@
-"""``plugins new``: the package that it writes passes its own tests, is well formed, and never replaces anything."""
+"""``plugins new`` writes a well-formed package that passes its own tests, and never overwrites files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``plugins list``, and plugins that cannot be had."""
+"""``plugins list`` and ``show``, and plugins that cannot be loaded."""
 
 from __future__ import annotations
 

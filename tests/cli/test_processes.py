@@ -1,4 +1,4 @@
-"""``--processes N``: what is derived for each broker, the merged metrics, and one unit of real processes."""
+"""``--processes N``: the configuration of each broker, the merged metrics, and one unit of real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slave takes its lost master's place by one command, in its process; the old master follows it."""
+"""One command promotes a slave without a restart after the loss of its master, and the old master follows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drill: a failure for each alert, and the commands of its runbook (``docs/howto/alerts.md``) in their order.
+"""A drill of each alert: a failure, then the commands of its runbook (``docs/howto/alerts.md``) in order.
 
 Nothing but ``gantrymq`` is used. Each command is run as the page has it; only addresses, paths and names are replaced.
 """

@@ -1,4 +1,4 @@
-"""A broker and a nameserver with TLS and accounts, from the command line, and what their users do."""
+"""Commands against a broker and a nameserver with TLS and accounts, for several users."""
 
 from __future__ import annotations
 

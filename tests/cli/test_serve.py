@@ -1,4 +1,4 @@
-"""The servers as processes: the banner, the signals, and everything that keeps them from starting."""
+"""The servers as processes: the banner, the signals, and every reason that refuses the start."""
 
 from __future__ import annotations
 

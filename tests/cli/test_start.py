@@ -1,4 +1,4 @@
-"""How a command starts: it imports what it needs, and nothing of the broker."""
+"""A command imports only the modules that it needs, and none of the broker."""
 
 from __future__ import annotations
 

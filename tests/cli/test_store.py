@@ -1,5 +1,4 @@
-"""``gantrymq store``: the check finds each damaged byte that the format can show, and a backup of a busy broker has
-every acknowledged message."""
+"""``gantrymq store``: the check finds every damaged byte, and backups have every acknowledged message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``topic create`` where a topic exists at some of the brokers."""
+"""``topic create`` for topics that some brokers already have."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A cluster that does what a test tells it to: a nameserver and brokers on loopback, kept in plain lists.
+"""A scripted cluster: a nameserver and brokers on loopback, whose state is in plain lists.
 
-It answers as a RocketMQ cluster does; ``broker.answers[code]`` takes the place of an answer where a test needs another.
+It answers as a RocketMQ cluster does; ``broker.answers[code]`` replaces a response for a test.
 """
 
 from __future__ import annotations

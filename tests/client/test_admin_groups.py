@@ -1,4 +1,4 @@
-"""What programs ask of consumer groups and change in them: names, lag, reset of offsets; and the deletion of topics."""
+"""Client functions for consumer groups (names, lag, reset of offsets) and for the deletion of topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What administrators order a running consumer to do: by a broker that a test plays, and by RocketMQ's own mqadmin."""
+"""Requests of administrators to a running consumer, from a scripted broker and from RocketMQ's own mqadmin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users of the client rely on, against real clusters: the same tests on GantryMQ and on RocketMQ's own servers.
+"""The client against real clusters: the same tests on GantryMQ and on RocketMQ's own servers.
 
 Each test uses topics and groups of its own, since a cluster serves the whole file.
 """

@@ -1,4 +1,4 @@
-"""Programs of handlers: bodies by annotation, hooks, the end at a signal, and how one is found by its name."""
+"""Programs of handlers: bodies by annotation, hooks, the stop by a signal, and lookup by name."""
 
 from __future__ import annotations
 

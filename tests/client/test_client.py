@@ -1,4 +1,4 @@
-"""Connecting, nameservers that fail, questions to the cluster, and what importing costs."""
+"""Connecting, failing nameservers, queries to the cluster, and the cost of the import."""
 
 from __future__ import annotations
 

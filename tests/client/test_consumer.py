@@ -1,4 +1,4 @@
-"""Consuming: where a group starts, what it commits, how its members share queues, and what brokers may do to it."""
+"""Consumers: start positions, commits, the allocation of queues among members, and failing brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer may be told: what it wants, how much at once, for how long, and who shares the queues out."""
+"""Options of consumers: subscriptions, batch sizes, timeouts, allocation strategies and callbacks."""
 
 from __future__ import annotations
 

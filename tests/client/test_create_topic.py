@@ -1,4 +1,4 @@
-"""Creation of topics, and the change of their number of queues, which leaves their other settings as they are."""
+"""Creating topics, and changing their number of queues without other changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers with damaged messages, as RocketMQ's brokers send them: the intact ones arrive, and the queue goes on."""
+"""A consumer gets the intact messages of responses with damaged ones, as RocketMQ's brokers send them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a client takes its nameservers from: the environment, and a URL that is asked again."""
+"""Sources of nameserver addresses: the environment, and a URL that is polled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enqueueing: batches, order for each queue, bounded memory, failures of exactly the guilty messages, the end."""
+"""Enqueueing: batches, order within each queue, bounded memory, failures of single messages, closing."""
 
 from __future__ import annotations
 

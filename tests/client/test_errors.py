@@ -1,4 +1,4 @@
-"""Errors pass from one process to another, as ``multiprocessing``, joblib and Celery send them."""
+"""Errors can be pickled, as ``multiprocessing``, joblib and Celery do."""
 
 from __future__ import annotations
 

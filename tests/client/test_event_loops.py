@@ -1,4 +1,4 @@
-"""A client belongs to the event loop in which it was started: in another one each use is an error that says so."""
+"""A client raises an error when it is used in another event loop than its own."""
 
 from __future__ import annotations
 

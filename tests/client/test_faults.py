@@ -1,4 +1,4 @@
-"""How long a broker that failed is avoided."""
+"""The time for which a client avoids a failed broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends of several tasks share requests, and each has a result, an error and a timeout of its own."""
+"""Sends of several tasks share requests, and each has its own result, error and timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while a call of the blocking client waits, as by a notebook's stop button: nothing gets lost or runs on."""
+"""Ctrl-C in a waiting call of the blocking client, as by a notebook's stop button, loses nothing."""
 
 from __future__ import annotations
 

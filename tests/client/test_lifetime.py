@@ -1,4 +1,4 @@
-"""``start`` and ``close`` instead of blocks: from any task, in any order, once only."""
+"""``start`` and ``close`` without blocks: from any task, in any order, at most once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker lost the end of a queue: its new messages have the offsets of old ones that a consumer still has."""
+"""A consumer handles new messages with the offsets of old ones after a broker has lost the end of a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Message traces: the lines that RocketMQ's tools read, when they are sent, and what becomes of too many."""
+"""Message traces: lines in the form of RocketMQ's tools, sending them, and the limit of waiting traces."""
 
 from __future__ import annotations
 

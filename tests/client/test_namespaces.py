@@ -1,4 +1,4 @@
-"""Namespaces: names as users give them inside the client, real names at the brokers, as RocketMQ's clients have it."""
+"""Namespaces: users see names without the prefix, and brokers get RocketMQ's names with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ordered consumption: one message of a queue after another, one member at a time, whoever joins, leaves or dies."""
+"""Ordered consumption: one message of a queue at a time, while members join, leave or die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sending: queues in turn, retries on other brokers, time-outs, batches, what goes over the wire."""
+"""Sending: round robin over queues, retries on other brokers, timeouts, batches, wire format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading from places of one's own choice: positions, seeks, pauses, the end as it was."""
+"""Readers with positions of their own: seeks, pauses, and the end offsets of an iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters are replayed once, also while a broker has no master."""
+"""Dead letters are replayed exactly once, also while a broker has no master."""
 
 from __future__ import annotations
 

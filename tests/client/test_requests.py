@@ -1,4 +1,4 @@
-"""Requests and replies: what goes over the wire, time-outs, replies that nobody waits for, the blocking client."""
+"""Requests and replies: wire format, timeouts, late replies, the blocking client."""
 
 from __future__ import annotations
 

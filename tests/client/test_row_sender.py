@@ -1,4 +1,4 @@
-"""Messages that are encoded already go through the producer's buffer, many in one call."""
+"""Encoded messages pass the producer's buffer, many in one call."""
 
 from __future__ import annotations
 

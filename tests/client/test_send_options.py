@@ -1,4 +1,4 @@
-"""Options of a send: order keys, queues by number, delays and times, recall, batches that are split, unsafe stores."""
+"""Options of a send: order keys, queue numbers, delays, delivery times, recall, split batches, durability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies from objects and objects from bodies: formats, types, models, and what cannot be read or written."""
+"""Serializers and deserializers: formats, types, models, and their errors."""
 
 from __future__ import annotations
 

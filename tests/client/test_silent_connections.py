@@ -1,7 +1,7 @@
-"""Connections that no longer carry packets, as after a firewall forgot them, end, and new ones take their place.
+"""Clients replace connections that carry no more packets, as after a firewall has forgotten them.
 
-The clock of the watches is the tests' own, and short timeouts hold only for calls that get no answer: pauses of the
-process change nothing.
+The tests set the clock of the watches, and short timeouts apply only to calls without a response, so pauses of the
+process have no effect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A master that gives no answers and has been replaced: sends find its successor before their timeout."""
+"""Sends find the successor of a silent master before their timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocking client: plain iterators, errors, closing; the loop's thread ends with the block."""
+"""The blocking client: plain iterators, errors, closing, and the end of the event loop's thread."""
 
 from __future__ import annotations
 

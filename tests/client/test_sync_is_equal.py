@@ -1,4 +1,4 @@
-"""The blocking client has all that the async one has, with the same parameters and defaults."""
+"""The blocking client has the same methods, parameters and defaults as the async one."""
 
 from __future__ import annotations
 

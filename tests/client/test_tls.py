@@ -1,4 +1,4 @@
-"""Clients over TLS: all connections are encrypted, and what is wrong with a certificate is said."""
+"""Clients encrypt all connections, and report the fault of a rejected certificate."""
 
 from __future__ import annotations
 

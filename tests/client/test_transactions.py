@@ -1,4 +1,4 @@
-"""Transactional sends: the half message, the branch, the end of it, and what brokers ask."""
+"""Transactional sends: the half message, the local branch, the end, and check-backs."""
 
 from __future__ import annotations
 

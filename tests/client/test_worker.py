@@ -1,4 +1,4 @@
-"""A worker: handlers at once, retries by the broker, and an end that loses nothing."""
+"""Workers: concurrent handlers, retries by the broker, and a stop without loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A master hangs, a slave takes its place, and the old master goes on: whatever it does then, no promise is broken.
+"""A hanging master that continues after the promotion of a slave loses no acknowledged message.
 
 Simulated time and processes that are stopped and continued; ``tests/crash/test_fencing.py`` does it to real ones.
 """

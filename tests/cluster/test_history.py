@@ -1,4 +1,4 @@
-"""Masters are lost in every way, slaves are promoted, old masters return: what clients see stays linearizable.
+"""Histories of clients stay linearizable while masters are lost, slaves promoted, and old masters return.
 
 A pair and a triple on simulated time. Each scenario is run with some seeds; more of them with
 ``GANTRYMQ_SIMULATION_SEEDS=1000``, the one that failed with ``GANTRYMQ_SIMULATION_SEED``.

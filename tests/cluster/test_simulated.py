@@ -1,4 +1,4 @@
-"""A nameserver, a master, its slave and clients in one process, on simulated time and a network as bad as it gets.
+"""A nameserver, a master, its slave and clients in one process, on simulated time and a faulty network.
 
 Broken on purpose, and seen failing: a master that waits for no slave, one that waits for no disk, a flush that syncs
 nothing, a slave that reports what it has not flushed, one that goes on behind a tail of its own, one that waits for the

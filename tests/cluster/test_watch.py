@@ -1,4 +1,4 @@
-"""Watchers promote a slave when the master is lost: what they decide, on simulated time, with a lock in memory.
+"""Watchers promote a slave when the master is lost, on simulated time, with a lock in memory.
 
 ``tests/crash/test_watch.py`` does it with real processes and a real etcd.
 """

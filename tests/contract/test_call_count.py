@@ -1,4 +1,4 @@
-"""The cost of a hook is paid once a sweep: 512 messages call as many hooks as one does, and a plugin costs one call."""
+"""A sweep calls each hook once: 512 messages cost as many calls as one, and a plugin costs one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules are understood, tested and replaced one after the other: they do not import each other in circles."""
+"""No cycle of imports exists among the modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may import whom, held on the source itself; the kernel stays free of features."""
+"""The permitted imports between layers, checked in the source; the kernel is free of features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's inner loops know requests, rows and records, and no request of a plugin: the compiled sources as well.
+"""The kernel's inner loops, compiled ones included, know requests, rows and records, and no request of a plugin.
 
 What a feature leaves behind is looked for by its substance: codes of requests, names of their header fields and of
 message properties, and identifiers that name a feature.

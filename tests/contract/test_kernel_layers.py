@@ -1,4 +1,4 @@
-"""Which package of the kernel may import which: the store works without a network, the network without a store."""
+"""Permitted imports among packages of the kernel: the store needs no network, the network no store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layout of bytes is written down once: two copies of one would drift apart."""
+"""Each binary layout is defined once in the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What make builds from: a native source or a module that it does not know of is not built anew when it changes."""
+"""The Makefile lists every native source and module, so that a change rebuilds them."""
 
 from __future__ import annotations
 

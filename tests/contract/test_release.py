@@ -1,4 +1,4 @@
-"""What a release consists of: the same source gives the same bytes, and the files that go with it are right."""
+"""Releases are reproducible: the same source gives the same bytes, and their accompanying files are correct."""
 
 from __future__ import annotations
 

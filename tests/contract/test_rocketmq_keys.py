@@ -1,4 +1,4 @@
-"""RocketMQ's names of settings stand on the fields alone, and reading and showing them follows from there."""
+"""RocketMQ's names of settings are declared on the fields only; reading and showing them use the declarations."""
 
 from __future__ import annotations
 

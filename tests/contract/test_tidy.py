@@ -1,4 +1,4 @@
-"""Rules of style that a reader feels: sizes, docstrings, no leftovers."""
+"""Style rules: sizes, docstrings, no leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheel owns two names in site-packages and holds real files where the source tree has links."""
+"""The wheel installs two top-level names, with regular files where the source tree has links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real file system with a block that the disk cannot give: reads of it end with EIO, loads from a map with SIGBUS.
+"""A real file system with an unreadable block: reads of it fail with EIO, loads from a map with SIGBUS.
 
 The block of a file is moved behind the end of the loop device's image, where nothing can be read.
 """

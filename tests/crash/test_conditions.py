@@ -1,4 +1,4 @@
-"""A real broker process in bad conditions: no room, no descriptors, stopped by the scheduler, ended under load."""
+"""A real broker process without disk space or descriptors, paused by a signal, or stopped under load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 of a broker that drops duplicates: what a sender repeats is in the log once, and acknowledged with its place.
+"""kill -9 of a broker that drops duplicates: the log has each repeated message once, at the acknowledged offset.
 
 Each round sends numbered messages, each of them twice at some time, kills the broker at a random instant, and sends
 what had no answer again after the next start, with some that had one. ``GANTRYMQ_DEDUP_KILLS`` sets how often.

@@ -1,4 +1,4 @@
-"""The broker keeps expired log files for its exporter: through kills, and within the caps of bytes and of age."""
+"""The broker keeps expired log files for its exporter after kills, within the limits of bytes and age."""
 
 from __future__ import annotations
 

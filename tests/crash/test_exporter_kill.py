@@ -1,4 +1,4 @@
-"""kill -9 of a broker that exports, of the process of a run, and of both: the export has each message exactly once."""
+"""kill -9 of an exporting broker, of an export process, or of both: the export has each message exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes: a master is stopped, its slave is promoted, the master goes on with what waits in its sockets.
+"""Real processes: a master is paused, its slave is promoted, and the master resumes with queued requests.
 
 Seen failing with a lease of ten minutes: the old master stored what had waited, and as `async_master` acknowledged it.
 """

@@ -1,4 +1,4 @@
-"""A real disk that is really full. Needs the right to mount; ``test_conditions.py`` has what needs no right."""
+"""A full file system. Needs the right to mount; ``test_conditions.py`` has the tests that do not."""
 
 from __future__ import annotations
 

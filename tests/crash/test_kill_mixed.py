@@ -1,7 +1,7 @@
 """kill -9 of a real broker, again and again on one store, while delayed and transactional messages are sent.
 
 A message's fate stands in its body: to come a second later, by a delay level or at a time of its own; committed or
-rolled back at once; left open by its producer, who says "commit" or "rollback" when the broker asks. At the end a
+rolled back at once; left open by its producer, which answers "commit" or "rollback" to the check-back. At the end a
 producer answers whatever is still asked, then the book must balance. ``GANTRYMQ_MIXED_ROUNDS`` sets how often the
 broker is killed. Rows 54, 55, 62 and 64.
 """

@@ -1,4 +1,4 @@
-"""The ledger finds each kind of broken promise; a checker that cannot fail proves nothing."""
+"""The ledger finds each kind of violation."""
 
 from __future__ import annotations
 

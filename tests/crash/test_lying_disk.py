@@ -1,7 +1,7 @@
-"""A disk that says it wrote and did not: nobody reads a wrong message, and what is missing is told as damage.
+"""A disk that reports writes it did not make: no reader gets a wrong message, and losses are reported as damage.
 
-Row 33 of the fault catalogue. One machine alone cannot bring back what its disk threw away; it can notice. Broken on
-purpose: with the watermark ignored by the recovery, and with the flush left out, both tests failed.
+Row 33 of the fault catalogue. One machine alone cannot restore data that its disk dropped, but it can detect
+the loss. Broken on purpose: with the watermark ignored by the recovery, and with the flush left out, both tests failed.
 """
 
 from __future__ import annotations

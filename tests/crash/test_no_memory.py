@@ -1,6 +1,6 @@
-"""A broker process that meets the end of memory, or of threads, at chosen places: it ends in time and with a reason.
+"""A broker process that runs out of memory or threads at chosen places ends soon, with the reason.
 
-What is lost there would otherwise be waited for without an end: trio cannot cancel a wait for a worker thread.
+Otherwise the broker would wait for a lost thread for ever: trio cannot cancel a wait for a worker thread.
 """
 
 from __future__ import annotations

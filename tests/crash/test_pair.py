@@ -1,5 +1,4 @@
-"""A master and its slave as real processes under load: stopped and continued, killed, and one in the other's place;
-and cut off from each other for a while.
+"""A master and its slave as real processes under load: paused, killed, promoted, and partitioned for a while.
 
 Broken on purpose: with a master that answers before its slave has the message, and sends it 0.1 s later, what had been
 acknowledged and read was missing after the first kill. Without the partition the slave never lagged, without its end it

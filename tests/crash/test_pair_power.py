@@ -1,4 +1,4 @@
-"""A master and its slave under load on real file systems that lose their power: the master's, the slave's, both.
+"""A master and its slave under load on real file systems, with power cuts of either or both.
 
 Each broker's store is on an ext4 file system of its own, which a power cut ends at once: what was not synced by then is
 gone, but for what chance let through. ``GANTRYMQ_POWER_ROUNDS`` sets how often each is cut, ``GANTRYMQ_POWER_SEED``

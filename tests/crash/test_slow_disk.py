@@ -1,4 +1,4 @@
-"""A disk that hangs, and one with a block that cannot be read, under a running broker: rows 8, 16, 22 and 23."""
+"""A running broker on a hanging disk, and on one with an unreadable block: rows 8, 16, 22 and 23."""
 
 from __future__ import annotations
 

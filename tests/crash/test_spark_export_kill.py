@@ -1,4 +1,4 @@
-"""kill -9 of a process that exports with Spark, at each step of a run. ``make soak``: each kill costs a JVM."""
+"""kill -9 of a Spark export at each step of a run. Only ``make soak`` has it, because each kill costs a JVM."""
 
 from __future__ import annotations
 

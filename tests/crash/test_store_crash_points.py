@@ -1,4 +1,4 @@
-"""The machine stops before each call to the system in turn, and again while it recovers: rows 2, 3, 10 and 11.
+"""The machine stops before each system call in turn, and again during recovery: rows 2, 3, 10 and 11.
 
 A run rolls log and queue files over and deletes old ones. It is repeated with the end before its first call, its
 second, and so on; each end is continued in several ways: what was written is there (the process died), only what was

@@ -1,4 +1,4 @@
-"""A store that RocketMQ's broker left after a crash: no watermark of ours, an abort file, queues as far as they got."""
+"""A store that RocketMQ's broker left after a crash: no watermark, an abort file, incomplete queues."""
 
 from __future__ import annotations
 

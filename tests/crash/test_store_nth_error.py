@@ -1,4 +1,4 @@
-"""Each call to the system fails once in a run of its own: whatever was acknowledged is there after the restart."""
+"""Each system call fails once in a run of its own, and acknowledged messages are there after the restart."""
 
 from __future__ import annotations
 

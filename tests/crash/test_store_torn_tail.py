@@ -1,4 +1,4 @@
-"""A log that was cut at any byte of its last records, and zeros or rubbish behind the cut."""
+"""A log cut at any byte of its last records, and zeros or garbage behind the cut."""
 
 from __future__ import annotations
 

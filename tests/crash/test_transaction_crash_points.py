@@ -1,10 +1,11 @@
-"""The machine stops before each call to the system while transactions end and are asked about: rows 2, 62, 64.
+"""The machine stops before each system call while transactions end and are checked back: rows 2, 62, 64.
 
-A run sends half messages, commits and rolls back, lets walks ask, put back and put aside, and writes its tables. It is
-repeated with the end before its first call, its second, and so on; what is left is started again and judged.
-Seen failing with progress saved before it is durable (an open transaction that nobody is asked about), with the note of
-an end written before the message (one that is neither there nor open), and without joining copies at the start (a
-producer that is asked twice).
+A run sends half messages, commits and rolls back, lets check scans send check-backs, put messages back and discard
+them, and writes its state files. It is repeated with a stop before its first call, its second, and so on; then a broker
+starts on the remaining files, and the test checks its messages.
+Seen failing with progress saved before it is durable (an open transaction without a check-back), with the op message of
+an end written before the message (a message that is neither stored nor open), and without joining copies at the start
+(two check-backs of one transaction).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An upgrade from a version of this repository's history, and back: of one store, and of a pair under load.
+"""Upgrades from an older commit, and downgrades to it: of one store, and of a pair under load.
 
 ``docs/howto/upgrade.md`` has the same order of steps.
 """

@@ -1,6 +1,7 @@
-"""Real processes and a real etcd: whatever is killed or paused, a slave takes a lost master's place, and no promise is
-broken. What watchers decide in detail is in ``tests/cluster/test_watch.py``. A day has a kill or a pause of each test,
-and both among them.
+"""Real processes and a real etcd: watchers promote a slave after kills and pauses, without loss.
+
+``tests/cluster/test_watch.py`` has the decisions of watchers in detail. Each day, each test
+runs with a kill or with a pause, and both occur among the tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checks of a request before the API gets it, without a server."""
+"""The access checks before a request reaches the API, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the API answers if a request fails or takes too long, or if JSON cannot express what it found; no cluster."""
+"""Responses of the API to requests that fail, time out, or find data that JSON cannot express; no cluster."""
 
 from __future__ import annotations
 

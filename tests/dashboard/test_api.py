@@ -1,4 +1,4 @@
-"""The API of the dashboard against a real broker, and what it refuses."""
+"""The API of the dashboard against a real broker, and refused requests."""
 
 from __future__ import annotations
 

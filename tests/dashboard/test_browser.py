@@ -1,4 +1,4 @@
-"""The pages in a real browser: what a user does and sees. GANTRYMQ_SCREENSHOTS=1 writes the pictures of the docs."""
+"""The pages in a real browser, used as a user does. GANTRYMQ_SCREENSHOTS=1 writes the pictures of the docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to the dashboard, without a token: what their bytes and their silence may not do to the others."""
+"""Connections to the dashboard without a token cannot harm others by their bytes or their silence."""
 
 from __future__ import annotations
 

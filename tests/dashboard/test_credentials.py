@@ -1,4 +1,4 @@
-"""Whose credentials the dashboard acts with: those that it is given, and never those of the broker that serves it."""
+"""The dashboard uses the credentials that it is given, never those of the broker that serves it."""
 
 from __future__ import annotations
 

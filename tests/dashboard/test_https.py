@@ -1,4 +1,4 @@
-"""The dashboard's port with a certificate: https and nothing else, and a changed certificate without a restart."""
+"""The dashboard's port with a certificate: https only, and a changed certificate without a restart."""
 
 from __future__ import annotations
 

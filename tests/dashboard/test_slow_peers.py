@@ -1,4 +1,4 @@
-"""Peers that do not send a body or do not read an answer, without a token: others are answered again."""
+"""Peers without a token that send no body or read no response do not block others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image, which several files of tests share."""
+"""Fixture: the image, shared by several test files."""
 
 from __future__ import annotations
 

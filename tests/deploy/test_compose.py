@@ -1,4 +1,4 @@
-"""The Compose file runs in a real Docker: its own image, Prometheus and Alertmanager of Debian, a stand-in for Grafana.
+"""The Compose file runs in a real Docker: our image, Debian's Prometheus and Alertmanager, a stand-in for Grafana.
 
 Only ``make soak`` has it, as root: it builds the image and Docker Compose, which takes some minutes.
 """

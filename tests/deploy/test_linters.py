@@ -1,4 +1,4 @@
-"""Linters of each kind of file in ``deploy/``: what Docker, Compose, Kubernetes and Alertmanager would refuse."""
+"""The linters of each kind of file in ``deploy/``: Docker, Compose, Kubernetes and Alertmanager accept them."""
 
 from __future__ import annotations
 

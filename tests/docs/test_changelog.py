@@ -1,4 +1,4 @@
-"""The changelog is grouped for users: Added, Changed, Fixed, and what it names exists."""
+"""The changelog has the groups Added, Changed and Fixed, and the names in it exist."""
 
 from __future__ import annotations
 

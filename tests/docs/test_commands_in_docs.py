@@ -1,4 +1,4 @@
-"""What the pages tell a reader to run is run, as they have it, beside a real `gantrymq serve`.
+"""The commands on the pages run as written, against a real `gantrymq serve`.
 
 :mod:`support.pages` describes the marks of the blocks. Pages that use Spark are run by ``tests/spark/test_pages.py``.
 """

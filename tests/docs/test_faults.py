@@ -1,4 +1,4 @@
-"""The page of the faults names tests that exist."""
+"""The tests that the fault catalogue names exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our side of the tables for users of other clients: every call exists, with these options."""
+"""Our side of the tables for users of other clients: every call and option exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers who browse the repository find each page from the README."""
+"""The README links to each page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the plugin API: its protocols are those of the broker's objects, and its example runs."""
+"""The page of the plugin API has the protocols of the broker's objects, and its example runs."""
 
 from __future__ import annotations
 

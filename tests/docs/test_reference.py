@@ -1,4 +1,4 @@
-"""The reference pages have everything that the code has, and nothing else."""
+"""The reference pages list everything that the code has, and nothing else."""
 
 from __future__ import annotations
 

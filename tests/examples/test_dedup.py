@@ -1,4 +1,4 @@
-"""The example ``dedup``: what is sent twice is stored once and acknowledged twice, whatever kind of message it is."""
+"""The example ``dedup``: duplicates of any kind of message are stored once and acknowledged twice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The example ``signed``: what the hook ``authorize`` gives a plugin suffices to check the signatures of RocketMQ's
-clients, for hot and cold requests, on a real broker."""
+"""The example ``signed``: the hook ``authorize`` suffices to check signatures of RocketMQ's clients."""
 
 from __future__ import annotations
 

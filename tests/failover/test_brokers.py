@@ -1,4 +1,4 @@
-"""How the watcher asks for the state of the brokers while nameservers hang, on simulated time."""
+"""The watcher queries the state of brokers while nameservers hang, on simulated time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slave a promotion chooses, by what the slaves report about their logs, and when it refuses."""
+"""A promotion chooses the slave by the logs that slaves report, and refuses when that would lose messages."""
 
 from __future__ import annotations
 

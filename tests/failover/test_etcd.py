@@ -1,4 +1,4 @@
-"""The lock in a real etcd: taken by one, kept, lost with its lease or its key, with users and with TLS."""
+"""The lock in a real etcd: acquired, kept, lost with its lease or key; with users and with TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watcher decides, on simulated time with given states of the brokers and a lock in memory."""
+"""Decisions of a watcher, on simulated time with given states of the brokers and a lock in memory."""
 
 from __future__ import annotations
 

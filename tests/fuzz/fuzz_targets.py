@@ -1,4 +1,4 @@
-"""The parsers of bytes from outside, as both fuzzers run them: ``test_parsers`` by chance, ``guided`` by coverage.
+"""The parsers of external bytes, as ``test_parsers`` fuzzes them at random and ``guided`` by coverage.
 
 Each target has a corpus of bytes that RocketMQ's own jars made (``tests/golden``) and the errors that it may raise.
 """

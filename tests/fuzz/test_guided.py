@@ -1,4 +1,4 @@
-"""The coverage-guided fuzzer finds what chance does not, and nothing in a few seconds of each important target."""
+"""The coverage-guided fuzzer finds a planted bug, and none in a few seconds of each important target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every parser of bytes from outside: mutated recorded traffic is read, or refused with the error that it says.
+"""Every parser of external bytes reads mutated recorded traffic, or refuses it with its declared error.
 
 Ten thousand inputs for each target by default; ``GANTRYMQ_FUZZ_INPUTS=1000000 make fuzz`` is the long run, and
 ``GANTRYMQ_FUZZ_SEED`` another one. A failure prints the input.

@@ -1,4 +1,4 @@
-"""Rounds of faults on a master and its slaves as real processes, each with a promotion and the old master's return.
+"""Rounds of faults on a master and its slaves as real processes, with a promotion and the old master's return.
 
 Senders and readers work all the time, and what they saw is checked (``gantrymq.testing.history``). A round: a slave
 that lags or flaps, or none; the loss of the master (kill -9, SIGSTOP, SIGTERM, a partition from a random part of the

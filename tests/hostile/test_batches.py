@@ -1,4 +1,4 @@
-"""Small requests that would become gigabytes of log, or of index; and an append that fails in the middle."""
+"""Small requests that would become gigabytes of log or index, and an append that fails midway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of some bytes that stand for messages of megabytes: how many of those one turn reads and writes."""
+"""One turn reads and writes a limited number of megabytes for small requests that refer to large messages."""
 
 from __future__ import annotations
 

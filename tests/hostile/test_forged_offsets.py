@@ -1,6 +1,7 @@
-"""Offsets of the log that a client chose: the body of its own message holds a forged record, whose place is foreseen.
+"""Log offsets chosen by a client: the body of its own message holds a forged record at a known offset.
 
-Whoever may send to a topic of its own must not end, read, send back or bring back what no queue of the broker names.
+A client with the right to one topic cannot use a forged log offset to end, read, send back or resume a message that no
+queue entry names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Requests after which a broker would keep more memory than it has: each is refused, or what it leaves is bounded."""
+"""Requests that would fill the broker's memory are refused or bounded."""
 
 from __future__ import annotations
 

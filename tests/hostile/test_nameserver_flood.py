@@ -1,4 +1,4 @@
-"""A flood of requests to the nameserver costs the flood's sender, and no other client its routes."""
+"""A flood of requests to the nameserver slows down its sender only."""
 
 from __future__ import annotations
 

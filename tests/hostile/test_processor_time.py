@@ -1,4 +1,4 @@
-"""Requests that are cheap to send and dear to answer: what they may cost the clients that share the broker."""
+"""Requests that are cheap to send and expensive to answer delay other clients by a bounded time."""
 
 from __future__ import annotations
 

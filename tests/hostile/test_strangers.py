@@ -1,4 +1,4 @@
-"""Machines that nobody named: what a broker, its slaves and a nameserver let them do."""
+"""Unknown machines get only limited access to a broker, its slaves and a nameserver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that say more, or less, than the log: after power cuts, kills, full disks nothing acknowledged is lost."""
+"""State files that are ahead of or behind the log after power cuts, kills and full disks lose no message."""
 
 from __future__ import annotations
 

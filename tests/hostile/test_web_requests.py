@@ -1,4 +1,4 @@
-"""Odd HTTP requests at the ports for metrics and health: the servers answer them, and serve on."""
+"""The servers of metrics and health answer odd HTTP requests and stay available."""
 
 from __future__ import annotations
 

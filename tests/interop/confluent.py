@@ -1,4 +1,4 @@
-"""Bodies of Confluent's own serializers, and what its deserializers read: confluent.py URL, with JSON on stdin.
+"""Write bodies with Confluent's serializers or read them with its deserializers: confluent.py URL, JSON on stdin.
 
 It runs in an environment that has confluent-kafka. ``{"write": ...}`` prints the bodies of the order in Avro, JSON and
 Protobuf, whose schemas it registers; ``{"read": {kind: body}}`` prints the orders of such bodies. Bodies are base64.

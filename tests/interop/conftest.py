@@ -1,6 +1,6 @@
-"""Foreign software as tests: RocketMQ's own servers and clients beside ours.
+"""Fixtures with foreign software: RocketMQ's own servers and clients beside ours.
 
-What is built lies in ``tests/interop/.cache`` (or ``GANTRYMQ_INTEROP_CACHE``) and is reused. The system under test is
+Built software is in ``tests/interop/.cache`` (or ``GANTRYMQ_INTEROP_CACHE``) and is reused. The system under test is
 ours; ``GANTRYMQ_INTEROP_ORACLE=only`` (or ``also``) runs the same tests against RocketMQ's own broker and nameserver,
 which shows that a test is right.
 """

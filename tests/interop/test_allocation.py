@@ -1,4 +1,4 @@
-"""Each way to share queues out gives what RocketMQ's own client gives: a generated table, asked of both."""
+"""Each allocation strategy gives the same results as RocketMQ's client, for a generated table."""
 
 from __future__ import annotations
 

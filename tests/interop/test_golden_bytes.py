@@ -1,7 +1,7 @@
-"""Bytes made by RocketMQ's own jars, and ours beside them.
+"""Bytes of RocketMQ's own jars, compared with ours.
 
 ``tests/golden/*.json`` holds what to encode (``order``) and the bytes that each release made of it (``hex``).
-The tests without a marker need no Java. Those with one ask the jars again, so that the files cannot go stale;
+The tests without a marker need no Java. Those with one run the jars again, so that the files cannot get out of date;
 ``GANTRYMQ_GOLDEN_WRITE=1`` makes them write the files instead.
 """
 

@@ -1,4 +1,4 @@
-"""Index files cross over between RocketMQ's broker and ours: the same bytes, and every key found by either."""
+"""RocketMQ's broker and ours write the same index files, and each finds every key in those of the other."""
 
 from __future__ import annotations
 

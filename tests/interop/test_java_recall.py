@@ -1,6 +1,6 @@
-"""RocketMQ 5.3.3's producer takes messages back that wait for their time: at ours, and at RocketMQ's own broker.
+"""RocketMQ 5.3.3's producer recalls timed messages at our broker and at RocketMQ's own.
 
-Both are asked the same, and must say the same with the same codes.
+Both get the same requests and must give the same responses with the same codes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RocketMQ's TransactionMQProducer, 4.9.7 and 5.3.3, on a broker that keeps transactions as RocketMQ 3.x did."""
+"""RocketMQ's TransactionMQProducer, 4.9.7 and 5.3.3, on a broker with the transaction store of RocketMQ 3.x."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""RocketMQ's TransactionMQProducer, 4.9.7 and 5.3.3, on both brokers: what its listener is asked and a consumer gets.
+"""RocketMQ's TransactionMQProducer, 4.9.7 and 5.3.3, on both brokers: check-backs and delivered messages.
 
-Each broker is started once, with checks that come soon, and gets the same transactions from both clients; the tests
-look at what came of them, and at last whether both brokers showed the same.
+Each broker is started once, with a short check interval, and gets the same transactions from both clients. The tests
+check the results, and whether both brokers had the same ones.
 """
 
 from __future__ import annotations

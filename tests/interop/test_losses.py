@@ -1,4 +1,4 @@
-"""A Java client with default settings, while nameserver, slave and master of a cluster are lost one after the other."""
+"""A Java client with default settings while nameserver, slave and master are lost one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What RocketMQ's broker tells Prometheus, and what ours does: the same names, kinds and labels for the same story."""
+"""RocketMQ's broker and ours export the same metrics: names, kinds and labels after the same actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ours and RocketMQ's servers in one cluster: each broker registers at each nameserver, clients route through any."""
+"""RocketMQ's servers and ours in one cluster: each broker registers at each nameserver, clients use any."""
 
 from __future__ import annotations
 

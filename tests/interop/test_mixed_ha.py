@@ -1,4 +1,4 @@
-"""Copies of the log between RocketMQ's brokers and ours, either way: the same bytes, and consumers find them there."""
+"""Replication between RocketMQ's brokers and ours in both directions: the same bytes, and readable messages."""
 
 from __future__ import annotations
 

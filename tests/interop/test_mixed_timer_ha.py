@@ -1,4 +1,4 @@
-"""Timed messages over a promotion between RocketMQ 5.3.3 and GantryMQ: what was delivered does not come again."""
+"""A promotion between RocketMQ 5.3.3 and GantryMQ repeats no delivered timed message."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every command of RocketMQ's ``mqadmin`` 4.9.7 that speaks to a broker or nameserver: ours beside the Java ones.
+"""Every command of RocketMQ's ``mqadmin`` 4.9.7 against our broker and nameserver and against the Java ones.
 
-Both systems get the same topics, groups and messages, and the same clients are connected to both. What differs is a
-gap, and each gap is listed with its reason in ``support.mqadmin_cases.GAPS``; one that closes must go there.
+Both systems get the same topics, groups and messages, and the same clients are connected to both. Each
+difference is a gap, listed with its reason in ``support.mqadmin_cases.GAPS``; a closed gap must be removed there.
 """
 
 from __future__ import annotations

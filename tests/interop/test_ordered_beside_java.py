@@ -1,4 +1,4 @@
-"""Python and Java members of one ordered group: no message of a queue before the one in front of it is done."""
+"""Python and Java members of one ordered group process each queue in order."""
 
 from __future__ import annotations
 

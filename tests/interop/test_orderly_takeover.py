@@ -1,4 +1,4 @@
-"""The queues of an orderly consumer that leaves, in order or not, go to another member without waiting for expiry."""
+"""Another member gets the queues of an orderly consumer that stops or crashes without waiting for expiry."""
 
 from __future__ import annotations
 

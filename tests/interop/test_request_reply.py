@@ -1,4 +1,4 @@
-"""Requests and replies between Java, Go and Python, in each direction; time-outs, and requesters that are gone."""
+"""Requests and replies between Java, Go and Python in each direction; timeouts and closed requesters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RocketMQ's own dashboard (``apache/rocketmq-dashboard``) at our nameserver and broker, and at those of 5.3.3.
+"""RocketMQ's dashboard (``apache/rocketmq-dashboard``) with our nameserver and broker, and with those of 5.3.3.
 
 No registry has it, so that the tests need its source: ``GANTRYMQ_ROCKETMQ_DASHBOARD_SOURCE`` names the folder
 (``git clone https://github.com/apache/rocketmq-dashboard``), where Maven builds it once, without its web pages. The

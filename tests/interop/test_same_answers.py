@@ -1,7 +1,7 @@
-"""What a broker refuses and how: raw requests to GantryMQ and to RocketMQ's 4.9.7 broker, and the same answers.
+"""Raw requests to GantryMQ and to RocketMQ's 4.9.7 broker get the same responses and refusals.
 
-Permissions, sizes, names, queues that are not there, groups that may not. Compared are the code and the fields that a
-client acts on. ``ON_PURPOSE`` has the differences and why; one that is gone must be taken out.
+Permissions, sizes, names, missing queues, groups without rights. The tests compare the code and the fields that clients
+use. ``ON_PURPOSE`` lists the differences with their reasons; a difference that is gone must be removed there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Replies sent by hand to GantryMQ and to RocketMQ's brokers: the same answers, pushes and stored messages.
+"""Handwritten replies to GantryMQ and to RocketMQ's brokers cause the same responses, pushes and messages.
 
-``ON_PURPOSE`` has the differences and why; one that is gone must be taken out.
+``ON_PURPOSE`` lists the differences with their reasons; a difference that is gone must be removed there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One script of raw requests to RocketMQ's nameservers, 4.9.7 and 5.3.3, and to ours: the same answers.
+"""RocketMQ's nameservers, 4.9.7 and 5.3.3, and ours give the same responses to a script of raw requests.
 
-Where the two of RocketMQ differ ours answers as the newer one; what differs from either is listed.
+Where RocketMQ's two differ, ours answers as the newer one; differences from both are listed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""RocketMQ's clients and mqadmin of 4.9.7 at our broker with accounts; and what it answers beside RocketMQ's own.
+"""RocketMQ's clients and mqadmin of 4.9.7 at our broker with accounts, compared with RocketMQ's own.
 
 mqadmin signs with the keys in ``conf/tools.yml``, by RocketMQ's ``AclClientRPCHook``; its commands that send and read
-messages are RocketMQ's producer and consumer.
+messages use RocketMQ's producer and consumer.
 """
 
 from __future__ import annotations

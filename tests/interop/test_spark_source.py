@@ -1,4 +1,4 @@
-"""The Spark reader on what Java producers sent, from RocketMQ's own servers and from ours."""
+"""The Spark reader gets the messages of Java producers from RocketMQ's servers and from ours."""
 
 from __future__ import annotations
 

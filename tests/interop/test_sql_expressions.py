@@ -1,4 +1,4 @@
-"""SQL92 expressions mean what RocketMQ's own evaluator makes of them: a generated table, asked of both."""
+"""SQL92 expressions have the same results as in RocketMQ's own evaluator, for a generated table."""
 
 from __future__ import annotations
 

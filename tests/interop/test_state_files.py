@@ -1,4 +1,4 @@
-"""Topics, groups and offsets cross between RocketMQ's brokers and ours, in their files and over the wire."""
+"""Topics, groups and offsets move between RocketMQ's brokers and ours, by files and by requests."""
 
 from __future__ import annotations
 

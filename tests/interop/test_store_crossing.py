@@ -1,4 +1,4 @@
-"""A store written by one broker opens in the other: RocketMQ 4.9.7 and ours, after a clean stop and after kill -9."""
+"""RocketMQ 4.9.7 opens a store of ours and vice versa, after a clean stop and after kill -9."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store with messages that wait for their time, written by one broker, opens in the other: RocketMQ 5.3.3 and ours.
+"""RocketMQ 5.3.3 and ours deliver timed messages from the store of the other.
 
 Nothing but time passes between the two; what each delivered is read from the store, with the moment it was stored.
 """

@@ -1,4 +1,4 @@
-"""Attributes of topics and the 5.x fields of groups, asked of RocketMQ's 5.3.3 broker and of ours: the same answers."""
+"""RocketMQ's 5.3.3 broker and ours return the same topic attributes and 5.x fields of groups."""
 
 from __future__ import annotations
 

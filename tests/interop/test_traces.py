@@ -1,4 +1,4 @@
-"""Clients that trace their messages find the topic for it, and ``mqadmin queryMsgTraceById`` shows their traces."""
+"""Tracing clients find the trace topic, and ``mqadmin queryMsgTraceById`` shows their traces."""
 
 from __future__ import annotations
 

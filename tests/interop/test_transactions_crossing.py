@@ -1,4 +1,4 @@
-"""Stores with open half messages and pending delayed ones go from RocketMQ 4.9.7 to ours and back, and hold the same.
+"""Stores with open half messages and pending delayed messages move between RocketMQ 4.9.7 and ours.
 
 Both directions run side by side: each broker fills a store, then each goes on with the other's.
 """

@@ -1,4 +1,4 @@
-"""Replies wait for the slowest gate, in log order, and a late gate speaks its own code."""
+"""Responses wait for the slowest gate in log order, and a gate that times out sets the code."""
 
 from __future__ import annotations
 

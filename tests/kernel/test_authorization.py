@@ -1,4 +1,4 @@
-"""The hook ``authorize``: asked once a sweep before any processor, and what cannot be decided is refused."""
+"""The hook ``authorize`` runs once per sweep before any processor; undecided requests are refused."""
 
 from __future__ import annotations
 

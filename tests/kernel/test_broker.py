@@ -1,4 +1,4 @@
-"""A broker's life: start, stop, restart, and what it does when its disk fails or hangs."""
+"""The life cycle of a broker: start, stop, restart, and a failing or hanging disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hook ``before_deliver``: what plugins change, withhold and fail at, on records of all forms."""
+"""The hook ``before_deliver``: plugins change, withhold or fail on records of all forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hook ``dispatch`` during recovery: what it can read, and that it can append nothing."""
+"""The hook ``dispatch`` during recovery can read the log and cannot append."""
 
 from __future__ import annotations
 

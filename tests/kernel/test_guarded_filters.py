@@ -1,4 +1,4 @@
-"""Errors of other people's filters become a response, are reported under their plugin, and nothing else changes."""
+"""Errors of third-party filters become a response and are reported with the plugin's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's periodic tasks: how long they wait."""
+"""The kernel's periodic tasks: their waits, and failures in them."""
 
 from __future__ import annotations
 

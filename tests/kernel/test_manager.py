@@ -1,4 +1,4 @@
-"""Plugins come in the configuration's order, claim slots once, and every mistake refuses the start with a hint."""
+"""Plugins load in configuration order and claim slots once, and every mistake refuses the start with a hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plugins may tell, and what is left out when it is too much."""
+"""Valid metrics of plugins, and the limit of series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks that only observe: their errors cost the plugin its part, and nobody else anything."""
+"""Errors in observing hooks affect their own plugin only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of hooks: only while somebody wants them, and what was called before is called again afterwards."""
+"""Times of hooks are measured on request only, and the original calls are restored afterwards."""
 
 from __future__ import annotations
 

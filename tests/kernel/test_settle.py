@@ -1,4 +1,4 @@
-"""Settled rows: answered as an earlier message, and not stored. Both twins of the batch."""
+"""Settled rows get the response of an earlier message and are not stored, with both twins of the batch."""
 
 from __future__ import annotations
 

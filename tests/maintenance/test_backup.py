@@ -1,5 +1,4 @@
-"""Backups of stores that the kernel writes, without a broker: where the log ends, what a restore gives queues, and what
-a backup that fails leaves."""
+"""Backups of stores without a broker: the end of the log, restored queues, and failed backups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nameserver's tests share: one nameserver and requests to it."""
+"""Fixtures: one nameserver and requests to it."""
 
 from __future__ import annotations
 

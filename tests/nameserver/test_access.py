@@ -1,4 +1,4 @@
-"""A nameserver with a file of identities: who may register which broker name, by key or by certificate."""
+"""A nameserver with a file of identities, which by key or certificate may register given broker names."""
 
 from __future__ import annotations
 

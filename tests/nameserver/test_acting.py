@@ -1,4 +1,4 @@
-"""What 5.x brokers say beside a 4.x one: acting masters, zones, state versions, single topics, static topics."""
+"""Requests of 5.x brokers beside a 4.x one: acting masters, zones, state versions, single topics, static topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit of a nameserver: who changed what, what was refused, and handshakes that failed, without secrets."""
+"""The audit file of a nameserver: changes, refusals and failed handshakes with their clients, without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nameserver does with epochs: a deposed master is not registered, also by the nameserver's next run."""
+"""The nameserver refuses the registration of a deposed master by its epoch, also after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the nameserver answers to each request, over a stream in memory."""
+"""The nameserver's response to each request, over a stream in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes kept as bytes: found again by topic and view, forgotten when told, never more than allowed."""
+"""Cached route bytes: lookup by topic and view, invalidation, limited size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nameserver's connections: limits, bad bytes, time-outs, and what happens to the brokers behind them.
+"""The nameserver's connections: limits, bad bytes, timeouts, and the routes of brokers behind them.
 
 Time is trio's mock clock: it jumps when all tasks wait, so connections are streams in memory wherever time matters.
 """

@@ -1,4 +1,4 @@
-"""What can be switched at a nameserver, and what each switch does, over a stream in memory."""
+"""The switches of a nameserver and their effects, over a stream in memory."""
 
 from __future__ import annotations
 

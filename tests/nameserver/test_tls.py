@@ -1,4 +1,4 @@
-"""A nameserver that speaks TLS: at the same port as plain text, or alone."""
+"""A nameserver with TLS: at the same port as plain text, or alone."""
 
 from __future__ import annotations
 

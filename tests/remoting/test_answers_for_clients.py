@@ -1,4 +1,4 @@
-"""Answers as the decoders of clients need them that are not run here, read from their sources.
+"""Responses that the decoders of untested clients can read, according to their sources.
 
 Each test names the decoder and what it cannot read; RocketMQ's own answers have none of it either.
 """

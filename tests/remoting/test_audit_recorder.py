@@ -1,4 +1,4 @@
-"""What a flood leaves in an audit: a limited number of events, whose counts miss nothing."""
+"""A flood leaves a limited number of audit events, whose counts are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The typed bodies: their wire names, what foreign clients send in them, and how bad ones are refused."""
+"""The typed bodies: wire names, bodies of foreign clients, and refused ones."""
 
 from __future__ import annotations
 

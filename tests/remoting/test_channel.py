@@ -1,4 +1,4 @@
-"""The calling side of a connection: matching, time-outs, loss, both directions; on asyncio and on trio."""
+"""The client side of a connection: matching, timeouts, loss, both directions; on asyncio and on trio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests in the shapes of clients that are not run here, read from their sources: each is understood as it is meant.
+"""Requests in the forms of untested clients, according to their sources, are decoded correctly.
 
 The frames are ours; what each client's code writes (order of keys, types, spacing, case) was read in the named file.
 """

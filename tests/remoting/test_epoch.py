@@ -1,4 +1,4 @@
-"""Epochs as text and back, and which of two masters stays."""
+"""Epochs as text, and the choice between two masters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fastjson dialect: what it writes, what it accepts, and that bad text ends in a ValueError and in nothing else."""
+"""The fastjson dialect: output, accepted input, and a ValueError for every invalid text."""
 
 from __future__ import annotations
 

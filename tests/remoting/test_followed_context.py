@@ -1,4 +1,4 @@
-"""The settings of a client's connections follow their files."""
+"""The TLS settings of a client's connections follow their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cutting a stream into frames: whole, byte by byte, with trailing data; and every length that no honest peer sends."""
+"""Splitting a stream into frames: complete, byte by byte, with trailing data, and invalid lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The share of the processor that TLS handshakes get, and who waits for it."""
+"""The limited share of the processor for TLS handshakes, and the waiting ones."""
 
 from __future__ import annotations
 

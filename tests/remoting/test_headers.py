@@ -1,4 +1,4 @@
-"""Typed headers: their names on the wire, their defaults, and what is refused."""
+"""Typed headers: wire names, defaults, and refused values."""
 
 from __future__ import annotations
 

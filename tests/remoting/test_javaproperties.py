@@ -1,4 +1,4 @@
-"""Java properties: what is written comes back."""
+"""Java properties survive a round trip."""
 
 from __future__ import annotations
 

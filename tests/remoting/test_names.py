@@ -1,4 +1,4 @@
-"""Which names topics and groups may have, with the error texts that RocketMQ's users know."""
+"""Valid names of topics and groups, and RocketMQ's error texts for invalid ones."""
 
 from __future__ import annotations
 

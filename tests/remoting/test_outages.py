@@ -1,4 +1,4 @@
-"""Repeated failures: the first, one each half minute with a count, and the end."""
+"""Repeated failures log the first one, one each half minute with a count, and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings that clients could repeat without end."""
+"""Warnings that clients could repeat endlessly are limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading stored records: captured bytes, every cut and every wrong length, compressed bodies under a cap."""
+"""Decoding stored records: captured bytes, every cut and wrong length, compressed bodies under a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signatures of requests: a published vector, what counts and what does not, and secrets that stay hidden."""
+"""Signatures of requests: a published vector, covered fields, and hidden secrets."""
 
 from __future__ import annotations
 

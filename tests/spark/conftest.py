@@ -1,4 +1,4 @@
-"""A scripted cluster on loopback, and one Spark session for all tests that need one."""
+"""Fixtures: a scripted cluster on loopback, and one Spark session for all tests that need one."""
 
 from __future__ import annotations
 

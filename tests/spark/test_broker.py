@@ -1,4 +1,4 @@
-"""A GantryMQ broker over real sockets, read by Spark: what was sent is what Spark sees."""
+"""Spark reads the messages of a GantryMQ broker over real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs on Spark clusters whose executors share nothing with the driver but the interpreter and a file system."""
+"""Jobs on Spark clusters whose executors share only the interpreter and a file system with the driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The module that Spark finds by its name, outside Spark."""
+"""The module that Spark finds by its name, imported outside Spark."""
 
 from __future__ import annotations
 

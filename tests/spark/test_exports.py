@@ -1,4 +1,4 @@
-"""Exports without Spark: what a run writes, what the next one adds, and what a stop at any step leaves."""
+"""Exports without Spark: the files of a run, additions of the next one, and a stop at any step."""
 
 from __future__ import annotations
 

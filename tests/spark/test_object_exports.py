@@ -1,4 +1,4 @@
-"""Exports in an object store: an S3 on loopback, and a store in a folder where the steps of a run are counted."""
+"""Exports to object stores: an S3 on loopback, and a store in a folder that counts the steps of a run."""
 
 from __future__ import annotations
 

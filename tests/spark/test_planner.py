@@ -1,4 +1,4 @@
-"""The planner of streams without Spark: offsets, limits, queues that come and go, brokers that do not answer."""
+"""The planner of streams without Spark: offsets, limits, added and removed queues, unreachable brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protobuf bodies with and without the header of a registry; Google's library and recorded bytes are the judges."""
+"""Protobuf bodies with and without a registry header, compared with Google's library and recorded bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The encoding of a write's rows: both twins make the same messages, which are those that the client makes."""
+"""Both twins encode the rows of a write into the same messages as the client."""
 
 from __future__ import annotations
 

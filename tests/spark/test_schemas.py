@@ -1,4 +1,4 @@
-"""Avro schemas, their resolution, and registries, without Spark: fastavro and Confluent's framing are the judges."""
+"""Avro schemas, their resolution, and registries, without Spark, compared with fastavro and Confluent's framing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Avro columns in a real Spark, batch and stream; Spark's own ``from_avro`` and ``to_avro`` are the judges."""
+"""Avro columns in a real Spark, batch and stream, compared with Spark's own ``from_avro`` and ``to_avro``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports to tables of Delta Lake and Iceberg: what each commit has, stopped runs, second writers, object stores."""
+"""Exports to tables of Delta Lake and Iceberg: commits, stopped runs, concurrent writers, object stores."""
 
 from __future__ import annotations
 

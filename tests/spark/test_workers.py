@@ -1,4 +1,4 @@
-"""What tasks do to spare the waits and the work that Spark causes in its Python workers."""
+"""Tasks avoid the delays and the work that Spark causes in its Python workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What GantryMQ's own tests and benchmarks share: real processes, RocketMQ's programs, disks that fail.
+"""Helpers of GantryMQ's own tests and benchmarks: real processes, RocketMQ's programs, failing disks.
 
 It is no part of the package; what users and authors of plugins need is in :mod:`gantrymq.testing`.
 """

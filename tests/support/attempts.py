@@ -1,4 +1,4 @@
-"""What a test that runs again starts from: CI gives a test that failed a second attempt."""
+"""A clean start for a test that runs again: CI gives a failed test a second attempt."""
 
 from __future__ import annotations
 

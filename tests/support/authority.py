@@ -1,4 +1,4 @@
-"""A certificate authority for one test: certificates of servers and clients, made when they are needed."""
+"""A certificate authority for one test, which makes certificates of servers and clients on demand."""
 
 from __future__ import annotations
 

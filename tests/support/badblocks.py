@@ -1,4 +1,4 @@
-"""The real disk with parts of files that cannot be read, as long as a test wants."""
+"""The real disk with parts of files that are unreadable until a test changes that."""
 
 from __future__ import annotations
 

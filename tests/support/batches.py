@@ -1,4 +1,4 @@
-"""What requests to send carry."""
+"""Batches of messages as send requests carry them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What type checkers know of the values of messages: mypy checks this file with the sources, nothing runs it."""
+"""Types of the client as type checkers see them: mypy checks this file with the sources, nothing runs it."""
 
 from __future__ import annotations
 

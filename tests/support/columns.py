@@ -1,4 +1,4 @@
-"""What batches hold, as plain lists: the twins' batches are of different kinds and compare by this."""
+"""Contents of batches as plain lists, by which batches of different twins compare."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Messages that a seed and an index stand for, so that a program in another language can make the same ones.
+"""Messages derived from a seed and an index, so that a program in another language can make the same ones.
 
-The Java and Go programs in ``tests/interop`` hold the same rules; a change here is a change there.
+The Java and Go programs in ``tests/interop`` implement the same rules, so change them together.
 """
 
 from __future__ import annotations

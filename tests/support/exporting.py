@@ -1,4 +1,4 @@
-"""The plugin ``exporter`` of a broker in the test's process or one of its own: runs at request, and what they wrote."""
+"""The plugin ``exporter`` of a broker in the test's process or its own: runs on request, and their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Senders and a reader at work on a pair of brokers while something happens to it."""
+"""Senders and a reader at work on a pair of brokers during a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time for TLS handshakes of this process, as a test sets it."""
+"""The processor time for TLS handshakes of this process, set by a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A master and its slave as real processes with a nameserver, and what readers get of them."""
+"""A master and its slave as real processes with a nameserver, and their readers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Let trio's worker threads begin late at random, as on a busy machine.
 
-Tests that take for granted what a thread does in the background then fail often. ``make repeat LATE=0.3`` uses it.
+Tests that rely on the progress of a background thread then fail often. ``make repeat LATE=0.3`` uses it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A lock with a lease in memory, for tests of who watches."""
+"""A lock with a lease in memory, for tests of watchers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RocketMQ's own ``mqadmin`` against two systems that hold the same data: what it prints of each, made comparable.
+"""RocketMQ's own ``mqadmin`` against two systems with the same data, with comparable output.
 
 One Java process runs all commands, a push consumer and a producer are connected to both systems from another one. The
 texts are compared after what must differ (addresses, ids, moments, measured times) is replaced by its kind.

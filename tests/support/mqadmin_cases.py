@@ -1,4 +1,4 @@
-"""The calls of ``mqadmin`` that are compared, in their order: some change what later ones see."""
+"""The ``mqadmin`` calls that are compared, in order, because some change the state for later ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A peer that does what a test tells it to: the far end of connections, on loopback, on trio and asyncio.
+"""A scripted peer: the far end of connections, on loopback, on trio and asyncio.
 
-For tests of the calling side: answers can be late, wrong, torn, or missing, which no real broker would do on demand.
+For tests of the client side: responses can be late, wrong, cut or missing, which no real broker does on demand.
 """
 
 from __future__ import annotations

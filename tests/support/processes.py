@@ -1,4 +1,4 @@
-"""Child processes for tests: their lines, their end, and nothing of them left behind."""
+"""Child processes for tests: their output, their end, and cleanup."""
 
 from __future__ import annotations
 

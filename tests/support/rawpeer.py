@@ -1,4 +1,4 @@
-"""A peer that speaks in bytes: it sends what no honest client sends, and tells an answer from a closed connection."""
+"""A peer that sends raw bytes, and distinguishes a response from a closed connection."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A relay between peers on the loopback that does what bad networks do: keeps bytes back, delays, ends connections.
+"""A relay on loopback that simulates a bad network: it holds bytes back, delays them, and closes connections.
 
-What it does is chosen by a number, so that a run can be repeated; nothing on the way is ever altered or reordered
-within a connection, as with TCP.
+A seed chooses its actions, so that a run can be repeated; it never changes or reorders bytes within a connection, as
+with TCP.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wait for routes, which brokers register a moment after a send or a return has created a topic."""
+"""Wait for routes, which brokers register a moment after a topic was created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the repetitive tests a run of ``make test`` has: others each day, and all of them in a week or two.
+"""The repetitive tests of one run of ``make test``: other variants each day, all of them in a week or two.
 
 A test that repeats one scenario with many seeds, versions or directions has the marker ``soak``. Its first argument
 says how many of its variants a run has; with 0 only ``make soak`` has the test. Variants are all combinations of the

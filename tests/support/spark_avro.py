@@ -1,4 +1,4 @@
-"""Spark's own connector for Avro, by name from Maven Central, as the judge of ours."""
+"""Spark's own connector for Avro, by name from Maven Central, for comparison with ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lets Spark start in half of its usual processor time in tests.
+"""A faster start of Spark in tests, with half of its usual processor time.
 
 - An archive of the classes that Spark loads at its start takes off a third of a JVM's. ``make foreign`` makes it, and
   the tests use it where it is. Run as a program this module is what a JVM does while its classes are recorded.

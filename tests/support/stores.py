@@ -1,4 +1,4 @@
-"""Look into a store's files from outside: which records lie in a log, and what the consume queues must hold."""
+"""Reading a store's files from outside: the records of a log, and the expected consume queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store with messages that wait for their time, on a machine in memory, driven step by step without an event loop."""
+"""A store with timed messages on a machine in memory, driven step by step without an event loop."""
 
 from __future__ import annotations
 

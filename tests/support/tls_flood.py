@@ -1,4 +1,4 @@
-"""Many TLS handshakes at once, which cost a client next to nothing."""
+"""Many concurrent TLS handshakes at little cost for the client."""
 
 from __future__ import annotations
 

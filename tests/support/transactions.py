@@ -1,4 +1,4 @@
-"""Java's TransactionMQProducer as tests use it: transactions on order, and what brokers asked about them."""
+"""Java's TransactionMQProducer for tests: scripted transactions, and the check-backs of brokers."""
 
 from __future__ import annotations
 

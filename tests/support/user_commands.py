@@ -1,4 +1,4 @@
-"""What ``gantrymq acl users`` does at a broker, the same for GantryMQ's and RocketMQ 5.3.3's."""
+"""``gantrymq acl users`` at a broker, the same calls for GantryMQ's and RocketMQ 5.3.3's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``gantrymq`` processes that start in a fifth of the time: forks of a process that has imported everything.
+"""``gantrymq`` processes that start in a fifth of the usual time: forks of a process with all imports.
 
 Most of a start is importing: a second of processor time for a broker, and the tests start hundreds. Each process of
 tests has one such parent, which imports the command line and the shipped plugins, and forks for each request. A fork

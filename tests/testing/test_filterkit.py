@@ -1,4 +1,4 @@
-"""The rules for filter compilers: our own keep them, and those of others that break one each are found."""
+"""The contract for filter compilers: ours keep it, and the kit finds each violation."""
 
 from __future__ import annotations
 

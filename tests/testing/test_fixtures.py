@@ -1,4 +1,4 @@
-"""What users' test suites get from GantryMQ: pytest runs them as in a project of its own, in a process of its own."""
+"""The pytest fixtures for users, run as a project of its own in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking for foreign tools: what is missing is named, what fails to build shows why, what is built is kept."""
+"""Foreign tools: missing ones are named, failed builds show the reason, and builds are reused."""
 
 from __future__ import annotations
 

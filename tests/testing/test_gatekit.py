@@ -1,4 +1,4 @@
-"""The rules for gates: our own keep them, and gates of others that break one each are found."""
+"""The contract for gates: ours keep it, and the kit finds each violation."""
 
 from __future__ import annotations
 

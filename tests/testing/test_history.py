@@ -1,4 +1,4 @@
-"""The check of a history finds each kind of broken promise; one that cannot fail proves nothing."""
+"""The check of a history finds each kind of violation."""
 
 from __future__ import annotations
 

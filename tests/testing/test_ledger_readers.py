@@ -1,4 +1,4 @@
-"""What tests read for their ledgers, while producers may still send."""
+"""The readers of ledgers while producers may still send."""
 
 from __future__ import annotations
 

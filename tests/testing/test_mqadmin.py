@@ -1,4 +1,4 @@
-"""How answers are made comparable before those of two brokers are compared."""
+"""Responses of two brokers are normalized before they are compared."""
 
 import pytest
 

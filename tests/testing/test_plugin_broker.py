@@ -1,4 +1,4 @@
-"""The fixture ``plugin_broker``: a broker with a plugin under test, its restarts, and what is wrong with the plugin."""
+"""The fixture ``plugin_broker``: a broker with a plugin under test, its restarts, and errors of the plugin."""
 
 from __future__ import annotations
 

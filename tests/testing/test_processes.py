@@ -1,4 +1,4 @@
-"""Children of tests: what they say is heard, and none outlives its block."""
+"""Child processes of tests: their output is read, and none outlives its block."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The simulated network and machines by themselves: what a link does to data, and that one seed is one run.
+"""The simulated network and machines: effects of links on data, and repeatable runs by seed.
 
-Broken on purpose, and seen failing: the delay, the clog, the cut, the flip, the words of a system whose process was
+Broken on purpose, and seen failing: the delay, the clog, the cut, the flip, the resets of a system whose process was
 killed, the silence of one that lost its power, and each of what a run replaces to be the same again.
 """
 

@@ -1,4 +1,4 @@
-"""Which variants of the repetitive tests a run has (``support.slices``)."""
+"""The variants of repetitive tests in a run (``support.slices``)."""
 
 from __future__ import annotations
 

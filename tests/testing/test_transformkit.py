@@ -1,4 +1,4 @@
-"""The rules for plugins that change bodies: one that keeps them, and those that break one each."""
+"""The contract for plugins that change bodies: one keeps it, and the kit finds each violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A warm start is the same to a test as a new interpreter."""
+"""A warm start behaves as a new interpreter does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How several workers share the tests (tests/conftest.py)."""
+"""The distribution of tests over several workers (tests/conftest.py)."""
 
 from __future__ import annotations
 

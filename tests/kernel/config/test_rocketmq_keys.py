@@ -1,4 +1,4 @@
-"""A field declares its name in RocketMQ's ``broker.conf``; reading and refusing follow from that, for any plugin."""
+"""Any plugin can declare the names of its fields in RocketMQ's ``broker.conf``, by which they are read and refused."""
 
 from __future__ import annotations
 

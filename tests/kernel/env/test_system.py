@@ -1,4 +1,4 @@
-"""The seam to the system: the real and the one in memory keep the same promises; the lock, the clock, the faults."""
+"""The real environment and the one in memory have the same behavior: files, the lock, the clock, faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CRC of the compiled twins is zlib's, by either of its ways, whatever the length and wherever the bytes lie."""
+"""The CRC of the compiled twins equals zlib's for any length and alignment, with either implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which twin runs, and that one can ask for the plain one."""
+"""Which twin runs, and the switch to the plain one."""
 
 from __future__ import annotations
 

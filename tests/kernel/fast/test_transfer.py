@@ -1,4 +1,4 @@
-"""Receiving from and sending to many sockets at once, in the twin in use and in the plain one: nothing is lost."""
+"""Receiving from and sending to many sockets at once loses nothing, with either twin."""
 
 from __future__ import annotations
 

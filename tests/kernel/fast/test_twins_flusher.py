@@ -1,4 +1,4 @@
-"""Both twins of the flusher make durable what was appended, in order, and nothing any more after a failure."""
+"""Both twins of the flusher make appended bytes durable in order, and nothing more after a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled twin of the store's inner loops does what the plain one does, for whatever it is given."""
+"""The compiled twin of the store's inner loops has the same results as the plain one for any input."""
 
 from __future__ import annotations
 

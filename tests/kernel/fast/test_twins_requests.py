@@ -1,4 +1,4 @@
-"""Both twins of the wire's inner loops read, refuse and answer as the slow road does, on which nothing is hot."""
+"""Both twins of the wire's inner loops have the same results as the slow path, which compiles nothing."""
 
 from __future__ import annotations
 

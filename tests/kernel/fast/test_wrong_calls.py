@@ -1,4 +1,4 @@
-"""Calls that no plugin should make, on what the hooks hand it: each raises or does nothing, and none corrupts memory.
+"""Wrong calls of plugins on the objects of hooks raise or do nothing, and never corrupt memory.
 
 Every public method and attribute of requests, batches and records, called in the wrong order, with wrong types and
 numbers, after ``forget``, on objects that were never initialized and on those that were initialized twice.

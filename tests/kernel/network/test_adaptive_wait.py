@@ -1,4 +1,4 @@
-"""Waits that never pay become rare; one that pays ends the backoff."""
+"""Useless waits become rare, and a useful one ends the backoff."""
 
 from __future__ import annotations
 

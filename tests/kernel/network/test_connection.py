@@ -1,4 +1,4 @@
-"""The broker asks a client: the answer comes back to who asked, or one learns why not."""
+"""Requests of the broker to a client return its response, or the reason why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The address that a broker waits at, on real sockets."""
+"""The listening address of a broker, on real sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests reach their processors in one call each, and what a handler raises stays with its request."""
+"""Each processor gets its requests in one call, and an exception of a handler fails its request only."""
 
 from __future__ import annotations
 

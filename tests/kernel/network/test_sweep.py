@@ -1,4 +1,4 @@
-"""One task serves all sockets: fair, bounded, and what one peer sends harms no other."""
+"""One task serves all sockets fairly and within limits, and bytes of one peer affect no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests wait for their turn by connection: none overtakes one of its own peer, and no peer holds up the others."""
+"""Requests wait for their turn in order of their connection, and no connection blocks the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked at in the log: many records at once, wherever they lie."""
+"""Reads of many records of the log at once, at any distance from each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store as a whole, on a real disk and in memory: life cycle, dispatch, memory bounds, errors a user sees."""
+"""The store as a whole, on a real disk and in memory: life cycle, dispatch, memory limits, errors for users."""
 
 from __future__ import annotations
 

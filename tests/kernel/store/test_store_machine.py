@@ -1,4 +1,4 @@
-"""A state machine drives a store with tiny files through crashes: nothing flushed is lost, nothing is invented."""
+"""A state machine drives a store with tiny files through crashes: it loses nothing flushed and invents nothing."""
 
 from __future__ import annotations
 

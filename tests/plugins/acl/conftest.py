@@ -1,4 +1,4 @@
-"""A broker with accounts."""
+"""Fixtures: a broker with accounts."""
 
 from __future__ import annotations
 

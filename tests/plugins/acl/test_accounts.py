@@ -1,4 +1,4 @@
-"""The file of the accounts: RocketMQ's own is read as it is, and what is wrong is said without the secrets."""
+"""The account file: RocketMQ's own is read unchanged, and errors are reported without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access control in a running broker: what is signed and allowed works, everything else is refused and counted."""
+"""Access control in a running broker: signed and permitted requests work, others are refused and counted."""
 
 from __future__ import annotations
 

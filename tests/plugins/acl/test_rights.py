@@ -1,4 +1,4 @@
-"""Each code that is served has a right, and without rights nobody does anything."""
+"""Each request code needs a right, and requests without it change nothing."""
 
 from __future__ import annotations
 

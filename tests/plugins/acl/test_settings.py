@@ -1,4 +1,4 @@
-"""How access control is configured: by RocketMQ's switch, and with keys for the broker's own requests."""
+"""The configuration of access control: RocketMQ's switch, and keys for the broker's own requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both twins of the loop of signatures decide as the check of a single request does, and sign as ``hashlib`` does."""
+"""Both twins of the signature loop decide as the check of a single request does, and sign as ``hashlib`` does."""
 
 from __future__ import annotations
 

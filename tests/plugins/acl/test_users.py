@@ -1,4 +1,4 @@
-"""Users and policies of RocketMQ 5: who signs, what policies decide, and how administrators change them."""
+"""Users and policies of RocketMQ 5: signatures, decisions of policies, and changes by administrators."""
 
 from __future__ import annotations
 

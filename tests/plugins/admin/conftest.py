@@ -1,4 +1,4 @@
-"""A real broker with messages, and clients that a test plays."""
+"""Fixtures: a real broker with messages, and scripted clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker tells how it does and how it is set; what may change while it runs is a short list."""
+"""Administrators read the broker's state and settings, and change a short list of settings at run time."""
 
 from __future__ import annotations
 

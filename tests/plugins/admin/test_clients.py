@@ -1,4 +1,4 @@
-"""Requests that go on to clients: what they answer is the answer; what they do not answer ends in time."""
+"""Requests that the broker forwards to clients: it returns their response, or an error after a timeout."""
 
 from __future__ import annotations
 

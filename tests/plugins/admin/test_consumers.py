@@ -1,4 +1,4 @@
-"""How far groups have consumed."""
+"""The progress of consumer groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever administrators send is answered with a code of theirs: never a failure of ours, never silence."""
+"""Any request of an administrator gets a response with an error code, never an internal failure or silence."""
 
 from __future__ import annotations
 

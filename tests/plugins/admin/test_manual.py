@@ -1,4 +1,4 @@
-"""The table of commands in the manual says what the comparison with RocketMQ says."""
+"""The table of commands in the manual agrees with the comparison with RocketMQ."""
 
 from __future__ import annotations
 

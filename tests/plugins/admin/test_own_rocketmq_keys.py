@@ -1,4 +1,4 @@
-"""A stranger's plugin: its settings have names of RocketMQ's kind in a file, for administrators, and in a change."""
+"""A third-party plugin's settings have RocketMQ-style names in files, for administrators, and in changes."""
 
 from __future__ import annotations
 

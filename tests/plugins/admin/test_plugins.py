@@ -1,4 +1,4 @@
-"""DESCRIBE_PLUGINS (47002): what plugins do in a running broker, errors that it survived, and times of hooks."""
+"""DESCRIBE_PLUGINS (47002): the plugins of a running broker, errors that they survived, and times of hooks."""
 
 from __future__ import annotations
 

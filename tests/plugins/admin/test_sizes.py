@@ -1,4 +1,4 @@
-"""Sizes as administrators read them."""
+"""Sizes in the format of administrators' tools."""
 
 from __future__ import annotations
 

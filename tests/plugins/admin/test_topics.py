@@ -1,4 +1,4 @@
-"""What administrators are told of topics, and what they clean away."""
+"""Administrators query topics and clean up their state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit of a running broker: each administrative action and each refusal is in the file or the topic."""
+"""The audit of a running broker: its file or topic has each administrative action and each refusal."""
 
 from __future__ import annotations
 

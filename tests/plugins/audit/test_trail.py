@@ -1,4 +1,4 @@
-"""The file of the audit by itself."""
+"""The audit file without a broker."""
 
 from __future__ import annotations
 

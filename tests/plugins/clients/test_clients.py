@@ -1,4 +1,4 @@
-"""Members of groups come by heartbeat and leave by word, by the end of their connection, or by silence."""
+"""Group members join by heartbeat and leave by a request, a closed connection, or a timeout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Administrators see who is connected, as what, and with which subscriptions."""
+"""Administrators list connected clients with their roles and subscriptions."""
 
 from __future__ import annotations
 

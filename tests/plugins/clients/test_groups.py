@@ -1,4 +1,4 @@
-"""What the members of a consumer group want together, and what it costs to know."""
+"""The group's subscription, merged from its members, and the cost of merging it."""
 
 from __future__ import annotations
 

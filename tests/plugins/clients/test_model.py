@@ -1,4 +1,4 @@
-"""Whatever clients do in whatever order, the groups are what a plain table of memberships says."""
+"""After any sequence of client requests, the groups equal a plain table of memberships."""
 
 from __future__ import annotations
 

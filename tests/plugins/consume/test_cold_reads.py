@@ -1,4 +1,4 @@
-"""A pull that waited for the disk reads no other part of the disk while all clients wait, and always gets further."""
+"""A pull that waits for the disk does not block other clients and always makes progress."""
 
 from __future__ import annotations
 

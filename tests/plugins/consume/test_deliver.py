@@ -1,4 +1,4 @@
-"""What plugins do with messages on their way out: where consumers go on, and that both twins ask them."""
+"""Plugins that change messages on delivery: the next offset of consumers, and both twins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much one pull gets: RocketMQ's limits from memory and disk, and the limits of clients that accept more."""
+"""The size of one pull: RocketMQ's limits for memory and disk, and larger limits for clients that accept more."""
 
 from __future__ import annotations
 

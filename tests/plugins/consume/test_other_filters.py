@@ -1,4 +1,4 @@
-"""Filters of other plugins: one that fails concerns the pulls that use it, and the broker serves all others."""
+"""A filter of a third-party plugin that fails affects only the pulls that use it."""
 
 from __future__ import annotations
 

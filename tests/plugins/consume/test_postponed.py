@@ -1,4 +1,4 @@
-"""Pulls of old messages and of many: they hold up nobody, get the same answers, and commit in the order they came."""
+"""Postponed pulls of old or many messages block nobody, get the same responses, and commit in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pull requests against a whole broker: what is found, from where to go on, and what waits until something comes."""
+"""Pull requests against a whole broker: found messages, next offsets, and held pulls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader that read a wrong entry before its repair reads it again: it skips no message."""
+"""A reader that read a wrong queue entry reads it again after the repair and skips no message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records chosen by their properties: limits, the place to go on from, what cannot be read."""
+"""Selecting records by their properties: limits, the next offset, unreadable records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slave and a broker with less permission answer, and which broker a reader is sent to."""
+"""Responses of a slave and of a broker with restricted permission, and the suggested broker of readers."""
 
 from __future__ import annotations
 

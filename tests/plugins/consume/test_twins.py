@@ -1,4 +1,4 @@
-"""Both twins of the loops of pulls read headers alike, and gather the same records."""
+"""Both twins of the loops of pulls decode the same headers and gather the same records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled twin answers pulls as the plain road does: the same frames, commits and held pulls."""
+"""The compiled twin answers pulls as the slow path does: the same frames, commits and held pulls."""
 
 from __future__ import annotations
 

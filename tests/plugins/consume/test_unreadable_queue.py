@@ -1,4 +1,4 @@
-"""A queue whose file cannot be opened fails the pulls that need it, and no other, on each way to an answer."""
+"""A queue with an unreadable file fails only its own pulls, on each path to a response."""
 
 from __future__ import annotations
 

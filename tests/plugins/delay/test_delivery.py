@@ -1,4 +1,4 @@
-"""Delayed messages come back whole, in order, never early, and once; whatever fails, none is passed over."""
+"""Delayed messages are delivered complete, in order, never early and once; a failure skips none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The delays by level, and when a stored message is due."""
+"""Delay levels, and due times of stored messages."""
 
 from __future__ import annotations
 

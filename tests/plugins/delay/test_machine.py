@@ -1,4 +1,4 @@
-"""A state machine sends, waits, crashes, sets the clock back: every message comes, none early, few twice."""
+"""A state machine sends, waits, crashes and sets the clock back: no message is lost or early, few are repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that left the page cache before they are due are read in a worker thread, and delay no other client."""
+"""A worker thread reads due messages that left the page cache, which delays no other client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows with a delay level go to the queue of their level, as RocketMQ writes them; others are not touched."""
+"""Rows with a delay level go to the level's queue in RocketMQ's format; others stay unchanged."""
 
 from __future__ import annotations
 

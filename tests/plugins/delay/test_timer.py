@@ -1,4 +1,4 @@
-"""Messages with a time of their own come at their millisecond, whole and once, whatever happens to the files."""
+"""Timed messages are delivered at their millisecond, complete and once, also after damage to the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two brokers, masters by turns, with kills, power cuts and cut tails: what the last log has comes, and in time."""
+"""Two brokers take turns as master, with kills, power cuts and truncated logs: the last log's messages are on time."""
 
 from __future__ import annotations
 

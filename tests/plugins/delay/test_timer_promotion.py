@@ -1,4 +1,4 @@
-"""A promoted slave continues where its master's timer was: nothing is lost or early, little is delivered again."""
+"""A promoted slave continues its master's timer: it delivers all messages, none early, and repeats few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Units of the timer log whose messages are not in the log any more deliver nothing, and hide no new message."""
+"""Units of the timer log without a record in the log deliver nothing and hide no new message."""
 
 from __future__ import annotations
 

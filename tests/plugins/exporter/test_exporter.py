@@ -1,4 +1,4 @@
-"""The plugin ``exporter`` in a running broker: what its runs write, what it holds, its commands, failures."""
+"""The plugin ``exporter`` in a running broker: runs, held log files, commands, failures."""
 
 from __future__ import annotations
 

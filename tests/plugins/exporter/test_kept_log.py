@@ -1,4 +1,4 @@
-"""Log files are kept for the export within its limits; what was deleted all the same is counted exactly."""
+"""Log files are kept for the export within its limits, and messages deleted nevertheless are counted exactly."""
 
 from __future__ import annotations
 

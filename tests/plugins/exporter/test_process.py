@@ -1,4 +1,4 @@
-"""The process of a run that hangs, fails, is killed or reports nonsense: the reason that the broker gets."""
+"""The broker gets a reason from an export process that hangs, fails, is killed or reports nonsense."""
 
 from __future__ import annotations
 

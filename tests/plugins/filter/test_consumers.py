@@ -1,4 +1,4 @@
-"""``consumerFilter.json`` is what RocketMQ 4.9.7 writes, and lives and dies as its entries do."""
+"""``consumerFilter.json`` has RocketMQ 4.9.7's bytes, and its entries expire as there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQL92 expressions: what they mean, which are refused, and that no text does harm."""
+"""SQL92 expressions: their meaning, refused ones, and hostile texts."""
 
 from __future__ import annotations
 

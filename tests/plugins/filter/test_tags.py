@@ -1,4 +1,4 @@
-"""Tag expressions become sets of hashes, as RocketMQ builds them."""
+"""Tag expressions become sets of hashes, as in RocketMQ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values compare as Java compares them."""
+"""Values compare as in Java."""
 
 from __future__ import annotations
 

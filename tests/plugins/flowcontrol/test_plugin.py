@@ -1,4 +1,4 @@
-"""While acknowledgements are late, senders are told at once, with the stage, the limit and what was measured."""
+"""While acknowledgments are late, senders are refused at once, with the stage, the limit and the measured time."""
 
 from __future__ import annotations
 

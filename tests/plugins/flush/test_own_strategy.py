@@ -1,4 +1,4 @@
-"""A plugin that replaces the flush strategies: with a gate senders wait for the disk, without one a warning says so."""
+"""A plugin that replaces the flush strategy: senders wait for its gate, and a missing gate logs a warning."""
 
 from __future__ import annotations
 

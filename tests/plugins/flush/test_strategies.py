@@ -1,4 +1,4 @@
-"""The strategies of the slot keep its contract; each has its own cadence on top."""
+"""All flush strategies keep the slot's contract, each with its own timing."""
 
 from __future__ import annotations
 

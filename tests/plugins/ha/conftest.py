@@ -1,4 +1,4 @@
-"""Masters and slaves in the test's process, on free ports."""
+"""Fixtures: masters and slaves in the test's process, on free ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block of the log that the disk cannot give, under replication: what lies before it comes, the rest goes on.
+"""Replication of a log with an unreadable block: the slave gets everything before it, and clients are served.
 
 Row 16 of the fault catalogue; ``tests/crash/test_bad_block.py`` has the same on a real file system.
 """

@@ -1,4 +1,4 @@
-"""When a copy counts: proven, on another machine, and not too far behind."""
+"""A copy counts as a replica if it is confirmed, on another machine, and not too far behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slave whose log is not a beginning of its master's: never concatenated; what was never that is kept aside."""
+"""A slave whose log diverges from its master's is never appended to; its divergent part goes to lost+found."""
 
 from __future__ import annotations
 

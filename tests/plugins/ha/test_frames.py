@@ -1,4 +1,4 @@
-"""The wire of replication: whole, byte by byte, and not at all; bounds come before memory."""
+"""The wire format of replication: complete, byte by byte, and invalid; limits apply before allocation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log tells of a slave that falls behind, once, and of its return."""
+"""A slave that falls behind, or catches up again, is logged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lease by itself: what renews it, and when it has run out."""
+"""The renewal and expiry of a lease, without a broker."""
 
 from __future__ import annotations
 

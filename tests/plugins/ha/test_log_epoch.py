@@ -1,5 +1,4 @@
-"""The epoch of a slave's log, by which promotions choose: when it changes, and that it is stored before the slave
-acknowledges records of the epoch."""
+"""The epoch of a slave's log, by which promotions choose: when it changes, and that it is durable before it counts."""
 
 from __future__ import annotations
 

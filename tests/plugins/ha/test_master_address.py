@@ -1,4 +1,4 @@
-"""The master's two addresses are of one broker: a slave never compares with one master and follows another one."""
+"""A slave takes both addresses from one master and never compares with one and follows another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planned cut of a slave's log: it happens once."""
+"""The planned truncation of a slave's log happens exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both machines lose power: what was acknowledged is on either of them, whichever comes back."""
+"""After power cuts of both machines, each of them has all acknowledged messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a slave is too far behind for clients: only beside a master that has more."""
+"""A slave is too far behind for clients only while a master has more."""
 
 from __future__ import annotations
 

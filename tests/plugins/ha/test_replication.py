@@ -1,4 +1,4 @@
-"""Master and slave as whole brokers: the same log, the guarantee, and what strangers on the port achieve."""
+"""Master and slave as whole brokers: the same log, durable acknowledgments, and unknown peers at the port."""
 
 from __future__ import annotations
 

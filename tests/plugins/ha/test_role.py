@@ -1,4 +1,4 @@
-"""A number that is changed while the broker runs; ``tests/cli/test_promote.py`` changes roles of real processes."""
+"""Roles and broker ids that change at run time; ``tests/cli/test_promote.py`` changes those of real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A master and a slave that enforce TLS and keys, with a nameserver that does so too; and refused slaves."""
+"""A master and a slave that enforce TLS and keys, with a nameserver that does so too; refused slaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RocketMQ's names for a pair's settings: in its ``broker.conf``, and as administrators see them."""
+"""RocketMQ's names for settings of a pair, in its ``broker.conf`` and for administrators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A former slave that starts as a master, or is made one by a request, while another master of its name is alive."""
+"""A former slave that starts or is set as master while another master of its name is alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream of the log without a network: cut at every byte, and every byte of it flipped; row 57 of the faults."""
+"""The replication stream without a network, cut at every byte and with every byte flipped: row 57."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slave's tables follow its master's, and a master that comes back sets nobody back."""
+"""A slave copies its master's tables, and a returning master never sets slaves back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slave knows what its master's timer has delivered, but never more than its own log has on its disk."""
+"""A slave knows its master's timer progress, limited to its own durable log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port two below serves as the broker's own, with the same rules for addresses and TLS."""
+"""The VIP port (the broker's port minus two) serves all requests, with the same rules for addresses and TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store with an index beside it, without a broker: put, save, crash, and look at what is found."""
+"""Fixtures: a store with an index and without a broker: put, save, crash and search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks that the disk cannot give, of the log and of the index's own files: row 16 of the fault catalogue."""
+"""Unreadable blocks of the log and of the index files: row 16 of the fault catalogue."""
 
 from __future__ import annotations
 

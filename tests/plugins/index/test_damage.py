@@ -1,4 +1,4 @@
-"""Index files with bytes that nobody wrote: a search ends and finds nothing wrong, a start goes on."""
+"""Index files with arbitrary bytes: searches end without wrong results, and the broker starts."""
 
 from __future__ import annotations
 

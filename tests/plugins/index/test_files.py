@@ -1,4 +1,4 @@
-"""The index beside a log: what is found, how files follow each other, broken chains, retention."""
+"""The index beside a log: searches, the sequence of files, broken chains, retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kill -9`` under load: whatever was acknowledged is found by its keys after the restart."""
+"""After ``kill -9`` under load and a restart, every acknowledged message is found by its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any order of messages, saves, stops, kills, power cuts and expiry: once level, every key finds its messages."""
+"""After any sequence of messages, saves, stops, crashes and expiry, a caught-up index finds every key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index in a broker: level with what is acknowledged, taken up at a restart, built when it is behind."""
+"""The index in a broker: caught up with acknowledgments, resumed at a restart, rebuilt when it is behind."""
 
 from __future__ import annotations
 

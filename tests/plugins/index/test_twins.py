@@ -1,4 +1,4 @@
-"""Entries as RocketMQ puts them, and both twins the same for whatever they are given."""
+"""Both twins write the same index entries for any input, in RocketMQ's format."""
 
 from __future__ import annotations
 

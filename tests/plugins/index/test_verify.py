@@ -1,4 +1,4 @@
-"""After any end of the broker the index finds what the log has: files are taken as far as they can be relied upon."""
+"""After any end of the broker the index finds all messages of the log; verified files are reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One member of a group has a queue at a time, for as long as it says so every minute."""
+"""One member of a group locks a queue at a time and renews the lock every minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held pulls come back when something wanted arrives, when their time is up, or not at all when the peer is gone."""
+"""Held pulls are answered by a matching message or at their timeout, and dropped when the peer disconnects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which format a reader of metrics gets."""
+"""Content negotiation: the format that a metrics client gets."""
 
 from __future__ import annotations
 

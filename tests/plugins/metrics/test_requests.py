@@ -1,4 +1,4 @@
-"""The histogram of requests: all are counted, some are timed, and peers cannot add series."""
+"""The histogram of requests counts all and times some, and peers cannot add series."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a broker tells, read by Prometheus's own parser from a real connection."""
+"""The metrics of a broker, read by Prometheus's own parser from a real connection."""
 
 from __future__ import annotations
 

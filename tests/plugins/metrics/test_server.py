@@ -1,4 +1,4 @@
-"""The web server: one page, asked for as HTTP wants it; everything else has a clear end."""
+"""The web server serves one page over valid HTTP, and every other request ends with an error."""
 
 from __future__ import annotations
 

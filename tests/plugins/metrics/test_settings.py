@@ -1,4 +1,4 @@
-"""RocketMQ 5's keys for it in a ``broker.conf``."""
+"""RocketMQ 5's keys for metrics in a ``broker.conf``."""
 
 from __future__ import annotations
 

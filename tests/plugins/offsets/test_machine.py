@@ -1,4 +1,4 @@
-"""Any order of commits, goings, writes, kills and power cuts: the table is what was said, or else what was written."""
+"""After any sequence of commits, removals, writes and crashes, the table has the last or the last written offsets."""
 
 from __future__ import annotations
 

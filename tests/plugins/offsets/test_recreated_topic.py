@@ -1,4 +1,4 @@
-"""Where a new group begins in a topic that was deleted and created again, whose queue offsets continue."""
+"""The first offset of a new group in a topic that was deleted and created again, whose queues continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What consumers ask about offsets, and what they are told when the question makes no sense."""
+"""Requests of consumers about offsets, and the responses to invalid ones."""
 
 from __future__ import annotations
 

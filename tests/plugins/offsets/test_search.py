@@ -1,4 +1,4 @@
-"""Searches by time in a real store: when the disk cannot be read, and what other clients notice."""
+"""Searches by time in a real store, with an unreadable disk and beside other clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offsets: the last word counts, never beyond the queue's end; a broken file never makes groups start over."""
+"""The offset table keeps the last commit within the queue, and a broken file never resets groups."""
 
 from __future__ import annotations
 

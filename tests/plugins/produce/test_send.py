@@ -1,4 +1,4 @@
-"""Send requests against a whole broker: what is stored, what is answered, and with which code what is refused."""
+"""Send requests against a whole broker: stored records, responses, and the codes of refusals."""
 
 from __future__ import annotations
 

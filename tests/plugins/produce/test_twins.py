@@ -1,4 +1,4 @@
-"""Both twins of the loops of sends store and answer as the slow path does, on which nothing is hot."""
+"""Both twins of the loops of sends store and respond as the slow path does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch bodies are split exactly or refused whole; what nobody serves is refused."""
+"""Batch bodies are split exactly or refused as a whole; unsupported messages are refused."""
 
 from __future__ import annotations
 

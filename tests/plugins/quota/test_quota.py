@@ -1,4 +1,4 @@
-"""Quotas in a running broker, by access key and by address, and what clients make of the refusals."""
+"""Quotas in a running broker, by access key and by address, and how clients handle refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas without a broker: rates with bursts, debts, connections, and a table that does not grow for ever."""
+"""Quotas without a broker: rates with bursts, debts, connections, and a table of limited size."""
 
 from __future__ import annotations
 

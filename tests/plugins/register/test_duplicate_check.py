@@ -1,4 +1,4 @@
-"""Who is registered by this name and number elsewhere and lives keeps the place, and the newcomer says so."""
+"""A live broker registered under the same name and id keeps its registration; the new one reports it."""
 
 from __future__ import annotations
 

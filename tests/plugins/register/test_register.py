@@ -1,4 +1,4 @@
-"""Nameservers learn of the broker at its start, of each change soon, every half minute, and of its end."""
+"""A broker registers at its start, after changes and every half minute, and unregisters at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two brokers of one name and number that start at the same instant: one of them ends. Simulated time, no sockets."""
+"""Of two brokers of one name and id that start at the same instant, one stops. Simulated time, no sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reply is pushed to the producer that made the request, stored besides, and answered with what came of both."""
+"""A reply is pushed to the requesting producer, stored as well, and answered with both results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The count of what a forced deletion costs, with many queues and groups."""
+"""The count of messages lost by a forced deletion, with many queues and groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plugin in a broker whose disk and clock a test sets: files go, queues follow, senders learn of a full disk."""
+"""The plugin in a broker on a scripted disk and clock: deleted files, moved queues, and refusals on a full disk."""
 
 from __future__ import annotations
 

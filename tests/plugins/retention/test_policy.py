@@ -1,4 +1,4 @@
-"""The rules: by age, by hour, by the disk; never more than is needed."""
+"""The retention rules by age, hour and disk usage delete no more than necessary."""
 
 from __future__ import annotations
 

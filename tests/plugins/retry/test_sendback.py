@@ -1,4 +1,4 @@
-"""What a consumer gives back comes again by its group's retry topic, later each time, and ends as a dead letter."""
+"""Messages that a consumer sends back are redelivered with growing delays and end as dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums, rates and averages of a minute, an hour and a day; latencies; rates by the second."""
+"""Sums, rates and averages per minute, hour and day; latencies; rates per second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker counts what goes through it, by looking at its queues, and tells it as RocketMQ does."""
+"""A broker counts messages by the offsets of its queues and reports them as RocketMQ does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS at the port of a running broker: what speaks it right is served, and what attacks it costs nobody else."""
+"""TLS at the port of a running broker: valid clients are served, and attacks affect nobody else."""
 
 from __future__ import annotations
 

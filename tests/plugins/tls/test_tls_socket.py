@@ -1,4 +1,4 @@
-"""The socket that speaks TLS: every byte arrives once and in order, however few the network takes at a time."""
+"""The TLS socket delivers every byte once and in order, however few bytes the network takes at a time."""
 
 from __future__ import annotations
 

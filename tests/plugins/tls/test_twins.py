@@ -1,4 +1,4 @@
-"""Both twins of the loop of TLS return the same bytes and errors, and the kernel's loops lose none of them."""
+"""Both twins of the TLS loop return the same bytes and errors, and the kernel's loops lose none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Administrators' requests: what could never work is refused with a code and a remark that names the value."""
+"""Administrators' requests: invalid ones are refused with a code and a remark that names the value."""
 
 from __future__ import annotations
 

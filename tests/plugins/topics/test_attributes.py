@@ -1,4 +1,4 @@
-"""Attributes of topics and groups are checked as 5.3.3 checks them, kept, returned; unknown fields of files survive."""
+"""Attributes of topics and groups are checked as in 5.3.3, stored and returned; unknown fields of files survive."""
 
 from __future__ import annotations
 

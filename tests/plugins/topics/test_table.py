@@ -1,4 +1,4 @@
-"""Topics come into being as RocketMQ's do, within limits, and are on the disk before their first message."""
+"""Topics are created as in RocketMQ, within limits, and are durable before their first message."""
 
 from __future__ import annotations
 

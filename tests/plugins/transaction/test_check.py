@@ -1,4 +1,4 @@
-"""The task that walks: in its time, whatever a walk does; and whom a check_back goes to."""
+"""The task of check scans keeps its interval, and check-backs choose a reachable producer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strategy ``half``: what lies in RocketMQ's two topics, whom a walk asks when, what becomes of the rest."""
+"""The strategy ``half``: records in RocketMQ's two topics, check-backs, and discarded half messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of open half messages, against a plain set of offsets."""
+"""The table of open half messages, compared with a plain set of offsets."""
 
 from __future__ import annotations
 

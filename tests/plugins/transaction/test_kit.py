@@ -1,4 +1,4 @@
-"""Every strategy keeps the contract; and the kit finds one that does not."""
+"""Every strategy keeps the contract, and the kit finds one that does not."""
 
 from __future__ import annotations
 

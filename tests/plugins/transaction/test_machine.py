@@ -1,4 +1,4 @@
-"""A state machine sends halves, ends them, walks, loses the power: each is seen as often as its producer said."""
+"""A state machine sends, ends and checks half messages, with power cuts: each is delivered as its producer decided."""
 
 from __future__ import annotations
 

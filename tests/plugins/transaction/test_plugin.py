@@ -1,4 +1,4 @@
-"""The plugin in a broker: what the producer is told, what a consumer gets, what the store's folder holds."""
+"""The plugin in a broker: responses to producers, delivered messages, and the files in the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The redo log: bytes and folder as RocketMQ 3.x has them, what is open after it, its ends, and damage."""
+"""The redo log: RocketMQ 3.x's bytes and folder, open transactions, ends, and damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RESUME_CHECK_HALF_MESSAGE: what was put aside is asked about anew, with either strategy; nothing else comes back."""
+"""RESUME_CHECK_HALF_MESSAGE checks back a discarded half message again, with either strategy, and nothing else."""
 
 from __future__ import annotations
 

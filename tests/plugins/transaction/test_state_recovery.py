@@ -1,4 +1,4 @@
-"""The strategy ``state_table`` starts again: after a clean stop, after a crash, on damage, on RocketMQ's store."""
+"""The strategy ``state_table`` restarts after a clean stop, a crash, damage, and on RocketMQ's store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strategy ``state_table``: what is given up, what a full disk does, files that are retired, one running broker."""
+"""The strategy ``state_table``: discarded messages, a full disk, retired files, and a running broker."""
 
 from __future__ import annotations
 

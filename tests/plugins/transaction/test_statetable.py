@@ -1,4 +1,4 @@
-"""The state table's files: bytes as RocketMQ 3.x has them, changes in place, gaps, ends, and a disk without room."""
+"""The state table's files: RocketMQ 3.x's bytes, changes in place, gaps, ends, and a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both twins of the inner loops read, match and end alike, on the kernel's plain and on its compiled rows."""
+"""Both twins of the inner loops decode, match and end transactions the same, on plain and compiled rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log takes another log's records as they are: whole and intact ones, at its own end, nothing else."""
+"""A log appends records of another log unchanged: only complete, intact ones at its own end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's clock: no stamp below the last one, no step, and no standing still."""
+"""The store's clock never goes back, jumps or stands still."""
 
 from __future__ import annotations
 

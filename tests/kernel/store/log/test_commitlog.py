@@ -1,4 +1,4 @@
-"""The commit log: offsets, the end of a file, the clock, what is refused, what poisons, what may be read."""
+"""The commit log: offsets, ends of files, timestamps, refused batches, fatal errors, readable ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record, one at a time and many at once: golden bytes, every cut, round trips, and both ways the same."""
+"""Encoding and decoding of records, one at a time and in batches: golden bytes, cuts, round trips."""
 
 from __future__ import annotations
 

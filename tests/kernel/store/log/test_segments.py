@@ -1,4 +1,4 @@
-"""A row of files: made whole, found again, refused when they contradict each other, cut and deleted at both ends."""
+"""A sequence of files: creation, reopening, refused inconsistencies, truncation and deletion at both ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unreadable places of the log are remembered for a while."""
+"""Unreadable ranges of the log are remembered for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of the log at once, and what of it stays in memory."""
+"""Sizes of reads from the log, and blocks that stay in memory."""
 
 from __future__ import annotations
 

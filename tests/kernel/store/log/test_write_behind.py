@@ -1,4 +1,4 @@
-"""A log that is written behind: what is in memory can be neither read nor flushed, and is written in large steps."""
+"""A log with buffered writes: buffered bytes are neither readable nor flushed, and are written in large steps."""
 
 from __future__ import annotations
 

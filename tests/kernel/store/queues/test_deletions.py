@@ -1,4 +1,4 @@
-"""Deleted topics: noted before they go, for as long as the log has their records, and never for other records."""
+"""Deleted topics are recorded first, as long as the log has their records, and for these records only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extension of a consume queue: RocketMQ's bytes, what is read through it, and what becomes of it after a crash."""
+"""The extension of a consume queue: RocketMQ's bytes, reads through it, and its state after a crash."""
 
 from __future__ import annotations
 

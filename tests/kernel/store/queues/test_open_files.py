@@ -1,4 +1,4 @@
-"""More queues than descriptors: those not used for longest are closed, and open again when they are used."""
+"""With more queues than descriptors, the least recently used are closed and opened again on use."""
 
 from __future__ import annotations
 

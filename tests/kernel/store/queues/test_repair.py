@@ -1,4 +1,4 @@
-"""Entries of consume queues that disagree with the log are corrected from it, and nothing else is touched."""
+"""Queue entries that disagree with the log are corrected from it, and others stay unchanged."""
 
 from __future__ import annotations
 

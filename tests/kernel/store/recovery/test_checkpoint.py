@@ -1,4 +1,4 @@
-"""RocketMQ's checkpoint and our watermark: both ways, every cut, every flipped bit, and which belongs to which."""
+"""RocketMQ's checkpoint and our watermark: round trips, every cut, every flipped bit, and mismatches."""
 
 from __future__ import annotations
 

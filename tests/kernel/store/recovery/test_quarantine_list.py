@@ -1,4 +1,4 @@
-"""The list of quarantined ranges follows the log's end: a range behind a cut does not hide what is appended later."""
+"""A quarantined range behind a cut of the log does not hide records that are appended later."""
 
 from __future__ import annotations
 

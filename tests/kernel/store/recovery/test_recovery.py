@@ -1,4 +1,4 @@
-"""Recovery: the tail rule, quarantine, what is built again, and stores that RocketMQ's broker wrote."""
+"""Recovery: the tail rule, quarantine, rebuilt files, and stores of RocketMQ's broker."""
 
 from __future__ import annotations
 
