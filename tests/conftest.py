@@ -45,10 +45,10 @@ one that needed it: it is a fault to look into. Elsewhere, and with GANTRYMQ_STR
 MAX_SECOND_ATTEMPTS = 8
 """A run in which more tests than this needed a second attempt fails: something is wrong that is not chance."""
 TWIN_FOLDERS = ("broker", "crash", "fuzz", "hostile", "kernel", "plugins")
-"""What runs the broker's inner loops: all of it but what has the marker ``once`` runs a second time with their plain
-twins. Of the other folders only what has the marker ``twins`` does."""
+"""Folders whose tests run the broker's inner loops: all but those with the marker ``once`` run a second time with the
+plain twins. In other folders, only tests with the marker ``twins`` do."""
 SAME_WITH_TWINS = frozenset(TESTS / "plugins" / name for name in ("admin", "clients", "http", "locks", "register"))
-"""Of these folders, those of plugins that get requests as commands from either twin, and that handle no messages."""
+"""Folders that need no second run: their plugins get requests as commands from either twin and handle no messages."""
 
 
 PATIENT = (
@@ -106,7 +106,7 @@ TOGETHER = {"spark/": "spark"}
 """Files and folders by what they share, which takes longer to start than they take."""
 
 DISK_GIB = 14
-"""What the stores of all workers take at a time (a default one of ours takes a GiB), and some room."""
+"""The disk space of the stores of all workers at one time (a default store takes a GiB), with some reserve."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -201,7 +201,7 @@ def folder_of(path: Path) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadfile`` a worker takes a file as a whole, but for those that are better shared."""
+    """``--dist loadfile`` gives a worker whole files, except those that several workers share better."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -214,7 +214,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def scope_of(nodeid: str) -> str:
-    """What one worker runs in a row: the tests of a file, of files that share something, or a test alone."""
+    """The group of tests that one worker runs: those of a file, of files that share something, or one test."""
     path, _, test = nodeid.partition("::")
     file = path.removeprefix("tests/")
     for name, scope in TOGETHER.items():
@@ -233,7 +233,7 @@ def _spark_environment() -> dict[str, str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Not a fixture: those of a session, which start Spark, come before those of a test."""
+    """Set up what fixtures of a test cannot: fixtures of the session, which start Spark, run before them."""
     if item.get_closest_marker("spark"):
         os.environ.update(_spark_environment())
     elif _spark_environment.cache_info().currsize:
@@ -268,7 +268,7 @@ def gantrymq_wheel(gantrymq_sdist: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(autouse=True)
 def _fresh_logs() -> Generator[None]:
-    """What a command line inside a test set up for its logs ends with the test."""
+    """Undo the logging setup of commands that ran in the test's process."""
     yield
     structlog.reset_defaults()
 

@@ -12,7 +12,7 @@ from gantrymq.testing.harness import Cluster, cluster_in_thread
 from support.rawpeer import RawPeer
 
 FAULTS_OF_OURS = {"processor_failed", "request_failed", "connection_failed", "task_failed", "persist_failed"}
-"""What is logged when code of ours raised what it should not."""
+"""Log events of unexpected exceptions in our code."""
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ QUEUES = 2
 TASKS = 4
 SEND_S = 0.3
 HEALED_S = 60.0
-"""In so long everything works again without anybody's help, on a busy machine as well."""
+"""The time limit for recovery without intervention, on a busy machine as well."""
 
 
 @asynccontextmanager
@@ -83,7 +83,7 @@ async def create_topic(client: Any) -> None:
 
 
 class Sender:
-    """Some tasks that send, whatever happens; ``acknowledged``: broker, queue, offset and body of each."""
+    """Tasks that send until the end; ``acknowledged``: broker, queue, offset and body of each message."""
 
     def __init__(self, client: Any, retries: int) -> None:
         self._client = client
@@ -238,7 +238,7 @@ async def test_row_61_clients_continue_without_a_nameserver_and_a_new_one_learns
 async def run_nameserver(
     server: NameServer, *, task_status: trio.TaskStatus[trio.CancelScope] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """The nameserver until the scope that is told when it listens is cancelled."""
+    """Run the nameserver until the scope, which is reported once it listens, is cancelled."""
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             await nursery.start(server.serve)

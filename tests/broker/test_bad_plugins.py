@@ -27,7 +27,7 @@ from gantrymq.testing.requests import pull, send
 
 
 class Bug(Exception):
-    """What a bad plugin raises."""
+    """The exception of a bad plugin."""
 
 
 def plugin(hook_name: str, arguments: tuple[str, ...], body: Callable[..., Any]) -> type:

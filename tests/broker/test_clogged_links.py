@@ -25,13 +25,13 @@ PRODUCERS = 4
 QUEUES = 2
 ROUNDS = 2
 STEP_S = 0.05
-"""Between one link and the next."""
+"""The time between clogging one link and the next."""
 SEND_TIMEOUT_S = 0.3
 
 
 @attrs.define(eq=False)
 class Link:
-    """One connection through the relay; while it is clogged nothing comes through, in no direction."""
+    """One connection through the relay; while it is clogged, it carries nothing in either direction."""
 
     clear: trio.Event = attrs.field(factory=trio.Event)
 

@@ -61,7 +61,7 @@ async def _run_and_copy(tmp_path: Path) -> None:
 
 
 async def read_all(broker: Broker) -> dict[int, bytes]:
-    """What can be read of the queue, by offset; records are checked."""
+    """The readable records of the queue by offset, after a check of each."""
     found: dict[int, bytes] = {}
     async with open_channel(broker.address) as channel:
         at = 0

@@ -30,7 +30,7 @@ from support.rawpeer import RawPeer
 from support.slices import is_whole
 
 SHARE = min(int(os.environ.get("GANTRYMQ_FUZZ_INPUTS", "10000" if is_whole() else "4000")) / 10_000, 1)
-"""Of the examples: ``make soak`` and ``make fuzz`` have all, and sanitizers are ten times as slow."""
+"""The share of the examples: ``make soak`` and ``make fuzz`` have all, and sanitizers are ten times as slow."""
 EXAMPLES = settings(
     max_examples=max(round(150 * SHARE), 30),
     deadline=None,
@@ -146,7 +146,7 @@ def hostile_requests(draw: st.DrawFn, code: RequestCode) -> Command:
 
 
 UNANSWERED = {RequestCode.END_TRANSACTION}
-"""As with RocketMQ: an end that neither commits nor rolls back gets no answer."""
+"""Requests without a response, as in RocketMQ: an end that neither commits nor rolls back."""
 BROKER_CODES = sorted(code for code, row in REQUESTS.items() if row.server != "nameserver" and code not in UNANSWERED)
 NAMESERVER_CODES = sorted(code for code, row in REQUESTS.items() if row.server == "nameserver")
 

@@ -299,7 +299,7 @@ def test_an_inconsistent_batch_is_refused_entirely(cluster: Cluster, what: str) 
 
 
 def test_row_51_a_decompression_bomb_passes_the_broker_unchanged(cluster: Cluster, bystander: RawPeer) -> None:
-    """Only who consumes it unpacks it, up to a limit. Broken on purpose: with the limit left out it was unpacked."""
+    """Only a consumer unpacks it, up to a limit. Broken on purpose: without the limit it was unpacked."""
     bomb = zlib.compress(bytes(64 * MIB), 9)
     assert len(bomb) < MIB // 8
     bodies = {bomb: 1, b"no stream of any kind": 1, bomb[:1000]: 1, bomb[::-1]: 1 | 0x700}

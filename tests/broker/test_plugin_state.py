@@ -89,7 +89,7 @@ def stands_at(path: Path) -> int:
 
 
 async def put(broker: Broker, count: int) -> list[int]:
-    """Send messages of a hundred bytes; the log offsets that their senders are told."""
+    """Send messages of a hundred bytes; return the log offsets in their responses."""
     offsets = []
     async with open_channel(broker.address) as channel:
         for _ in range(count):
@@ -100,7 +100,7 @@ async def put(broker: Broker, count: int) -> list[int]:
 
 
 async def live(folder: Path, count: int, *, counts: bool = True) -> tuple[list[int], Any]:
-    """One life of a broker in which so many messages are sent; their offsets, and the plugin."""
+    """Run a broker and send ``count`` messages; return their offsets and the plugin."""
     async with run_broker(broker_in(folder, counts=counts)) as broker:
         plugin = counter_of(broker) if counts else None
         return await put(broker, count), plugin
@@ -178,7 +178,7 @@ async def test_a_damaged_state_is_replaced_by_the_previous_one(tmp_path: Path) -
 
 @pytest.mark.parametrize("has_older", [True, False])
 async def test_a_state_ahead_of_the_log_is_rebuilt(tmp_path: Path, *, has_older: bool) -> None:
-    """As after the cut of a slave's log. Once the log has grown again nobody could tell: such a state goes at once."""
+    """The state is discarded at once, as after the truncation of a slave's log, because it is undetectable later."""
     sent, _ = await live(tmp_path, 20)
     path = state_file(tmp_path)
     older = path.with_name(f"{path.name}.bak")

@@ -37,7 +37,7 @@ def body(number: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A store of records of one size in several queues, after a stop in order and after a kill."""
+    """A store of records of one size in several queues, after a clean stop and after a kill."""
     folder = tmp_path_factory.mktemp("damage")
 
     async def fill() -> None:

@@ -157,7 +157,7 @@ async def test_deduplication_does_not_block_retries_and_dead_letters(tmp_path: P
 async def test_a_message_that_a_client_resends_to_the_retry_topic_is_not_a_duplicate(
     tmp_path: Path, install: Install
 ) -> None:
-    """As clients do that cannot give a message back by its offset."""
+    """Clients do this when they cannot send a message back by its offset."""
     async with using(tmp_path, install(Dedup)) as user:
         await user.send(Message("T", b"hard", keys=["k"]))
         await user.receive("T")

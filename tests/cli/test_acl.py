@@ -110,7 +110,7 @@ class Peer:
 
 @pytest.mark.parametrize("credentials", [ADMIN, WORKER, NOBODY])
 def test_explain_agrees_with_the_broker(credentials: Credentials) -> None:
-    """For each code whose needs stand in the header."""
+    """Compare each code whose required rights follow from the header."""
     accounts = Accounts.parse(ACCOUNTS.encode())
     checks = Checks(None, "DefaultCluster", BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
     rights = (Right.SEND, Right.REPLY, Right.READ, Right.TOPIC, Right.CONSUME, Right.OFFSET, Right.GROUP, Right.ADMIN)

@@ -198,7 +198,7 @@ def test_responses_split_at_each_byte_are_counted_once(twin: Any, kind: str) -> 
 @KINDS
 @pytest.mark.parametrize("cut", [0, 1, 50])
 def test_many_responses_received_together_are_each_followed_by_a_request(twin: Any, kind: str, cut: int) -> None:
-    """They come in any order; each request keeps its slot and its queue, and the last response may be unfinished."""
+    """Responses come in any order; each request keeps its slot and queue, and the last response may be incomplete."""
 
     def respond(requests: list[Command]) -> list[bytes]:
         data = b"".join(map(RESPONSES[kind], reversed(requests)))

@@ -21,7 +21,7 @@ PROGRAM = [sys.executable, "-m", "gantrymq.cli"]
 
 
 def completed(*words: str) -> list[str]:
-    """What bash is offered for the last of ``words``."""
+    """The completions for the last of ``words`` in bash."""
     environment = os.environ | {
         "_GANTRYMQ_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(("gantrymq", *words)),
         "COMP_CWORD": str(len(words)),

@@ -144,7 +144,7 @@ def test_long_work_has_a_progress_bar(
     cli: Callable[..., Any], gantry_broker: Any, gantry_client: Client, gantry_topic: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """In a terminal, and after a second: both are so for all commands here."""
+    """A command draws the bar in a terminal after a second; this test makes both so for all commands."""
     bars: list[tuple[str, int]] = []
 
     def leave(meter: progress.Meter, *_error: object) -> None:

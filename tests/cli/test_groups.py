@@ -39,7 +39,7 @@ def fill(nameserver: str, topic: str, count: int, *, queues: int = 2) -> None:
 
 
 def read(nameserver: str, topic: str, group: str, count: int) -> list[bytes]:
-    """What a member of the group gets and acknowledges."""
+    """The messages that a member of the group gets and acknowledges."""
     with gantrymq.sync.connect(nameserver) as client, client.consumer(topic, group, start="first") as consumer:
         bodies = []
         for _, message in zip(range(count), consumer, strict=False):

@@ -45,7 +45,7 @@ CONFIG = build_config(read_settings("", None, {}, (), (), ()), MANAGER)
 FLIPPED = range(3 * 20, 6 * 20)
 """Bytes of queue 0 whose entries are damaged."""
 EVERY = 8
-"""One of so many steps is killed in one test."""
+"""The number of steps, of which each test kills one."""
 KILLS = int(os.environ.get("GANTRYMQ_REPAIR_KILLS", "2"))
 
 
@@ -183,7 +183,7 @@ def open_and_check(store: Path, *, is_repaired: bool = True) -> None:
 
 
 def remaining(report: StoreReport) -> tuple[Any, ...]:
-    """All that is wrong, but for the index, which the next start builds."""
+    """All faults except those of the index, which the next start builds."""
     damage = [(finding.path, finding.problem) for finding in report.state if finding.is_damage]
     return report.damage, report.files, report.wrong_entries, report.suspect_records, damage
 

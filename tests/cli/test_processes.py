@@ -482,7 +482,7 @@ def test_a_first_start_that_cannot_fork_ends_the_unit() -> None:
 
 
 class LinkedBroker(BrokerProcess):
-    """One whose process is this test, which has the child's end of the link in ``child``."""
+    """A broker process that this test plays, with the child's end of the link in ``child``."""
 
     def __init__(self) -> None:
         super().__init__(Member("broker-a-0", []))

@@ -65,7 +65,7 @@ def ready(child: Child) -> dict[str, str]:
 
 
 def errors(child: Child) -> list[str]:
-    """What the child told the user (its log lines are JSON)."""
+    """The child's messages to the user (its log lines are JSON)."""
     return [line for line in child.log.read_text().splitlines() if not line.startswith("{")]
 
 
@@ -177,7 +177,7 @@ def test_a_second_signal_ends_a_hanging_broker(serve: Serve, tmp_path: Path, mon
 
 
 def test_a_ctrl_c_that_arrives_twice_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As under ``timeout`` and ``sudo``, which send it to their child once more."""
+    """``timeout`` and ``sudo`` pass the signal on to their child, which then gets it twice."""
     now = 100.0
     codes: list[int] = []
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now))
@@ -271,7 +271,7 @@ def test_ctrl_c_at_any_moment_of_the_start_ends_without_a_traceback(serve: Serve
 
 
 def events(child: Child, name: str) -> list[dict[str, Any]]:
-    """What the child has logged under this name."""
+    """The child's log events of this name."""
     lines = [line for line in child.log.read_text().splitlines() if line.startswith("{")]
     return [event for event in map(json.loads, lines) if event["event"] == name]
 

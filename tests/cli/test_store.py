@@ -659,7 +659,7 @@ class BadDisk:
     root: str
     hit: list[int]
     start: int
-    """Where the first record begins that touches the block."""
+    """The offset of the first record that touches the block."""
     block: int
     """The log offset of the block."""
 
@@ -857,7 +857,7 @@ class JumpingClock(SystemEnv):
 def test_a_backup_that_paused_until_it_was_taken_for_killed_is_not_listed(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It must not register itself again: another run has deleted its objects meanwhile."""
+    """Such a backup must not register again, because another run has deleted its objects meanwhile."""
     monkeypatch.setattr("gantrymq.maintenance.store_backup.OBJECT_BYTES", 8192)
     place, env = FolderTarget(tmp_path / "backups"), JumpingClock()
 

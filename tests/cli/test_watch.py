@@ -41,7 +41,7 @@ def test_a_missing_extra_is_reported_with_its_package(cli: Callable[..., Any], m
 
 @pytest.mark.trio
 async def test_the_watcher_follows_a_replaced_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not take a master with a new certificate for a lost one."""
+    """The watcher must not treat a master with a new certificate as lost."""
     rules = WatchRules(interval=0.05, master_timeout=0.2)
     async with run_rotation(tmp_path, monkeypatch) as rotation, trio.open_nursery() as nursery:
         monkeypatch.setenv("GANTRYMQ_TLS_CA", str(rotation.trusted))

@@ -271,7 +271,7 @@ class FakeBroker(Fake):
 
 
 class FakeNameserver(Fake):
-    """Knows the brokers and the topics that it is told of."""
+    """Knows the brokers and the topics that a test adds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -386,6 +386,6 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried again after a second is tried again at once."""
+    """Retries that wait for a second happen at once."""
     monkeypatch.setattr("gantrymq.client.puller.PAUSE_AFTER_ERROR_SECONDS", 0)
     monkeypatch.setattr("gantrymq.client.consumer.REBALANCE_RETRY_SECONDS", 0)

@@ -118,8 +118,8 @@ async def test_a_message_that_the_log_no_longer_has_is_redelivered_and_becomes_a
 async def test_messages_of_new_groups_return_after_the_delay_that_was_asked_for(
     cluster: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not with the next rebalance, which can be 20 s later: the retry topics of these groups are as new as they are,
-    and the broker has created their topic at this moment."""
+    """The messages return before the next rebalance, which can be 20 s later, although the broker has only just
+    created the retry topics of these new groups."""
     late: list[float] = []
 
     async def retry(client: gantrymq.Client, number: int) -> None:

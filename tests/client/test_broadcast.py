@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 Cluster = Callable[..., Any]
 Q0, Q1 = (MessageQueue(topic="T", broker_name="broker-a", queue_id=number) for number in range(2))
 JAVA = '{\n\t"offsetTable":{{\n\t\t\t"brokerName":"broker-a",\n\t\t\t"queueId":0,\n\t\t\t"topic":"T"\n\t\t}:2\n\t}\n}'
-"""As RocketMQ 4.9.7's client writes it."""
+"""The file of RocketMQ 4.9.7's client."""
 
 
 async def take(messages: gantrymq.Consumer[gantrymq.ReceivedMessage], count: int) -> list[gantrymq.ReceivedMessage]:

@@ -304,7 +304,7 @@ async def test_a_hanging_nameserver_is_tried_once_and_then_avoided(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(request: Command) -> None:
-        """No answer."""
+        """Send no response."""
 
     monkeypatch.setattr(Channel.call, "__defaults__", (0.2,))
     async with fake_cluster(T=2) as hangs, fake_cluster(U=2) as alive:

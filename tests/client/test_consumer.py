@@ -1283,7 +1283,7 @@ async def test_servers_that_do_not_answer_are_waited_for_once_for_all_topics(
 async def test_another_brokers_refusal_does_not_hide_that_a_master_cannot_be_reached(
     fake_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Then the routes are asked for again, because a slave may be known by now."""
+    """The client then requests the routes again, because they may have a slave by now."""
     async with fake_cluster(brokers=2, T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
         a, b = cluster.brokers
         cluster.nameserver.places = {"T": [a], "U": [b]}

@@ -37,7 +37,7 @@ def with_change(cluster: Any, topic: str = "T") -> None:
 
 
 def settings(broker: Any) -> tuple[str, ...]:
-    """What the broker was told to set: queues, permissions, filter type, flags, order."""
+    """The settings in the request to the broker: queues, permissions, filter type, flags, order."""
     (request,) = broker.seen(SET)
     names = ("readQueueNums", "writeQueueNums", "perm", "topicFilterType", "topicSysFlag", "order")
     return tuple(request.ext[name] for name in names)

@@ -17,7 +17,7 @@ OTHER_LOOP = "started in another event loop: connect in the loop that uses it, o
 
 @attrs.frozen
 class Opened:
-    """What was started in the first event loop, with one message of topic T acknowledged."""
+    """The objects started in the first event loop, with one message of topic T acknowledged."""
 
     client: gantrymq.Client
     producer: gantrymq.Producer

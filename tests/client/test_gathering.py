@@ -24,7 +24,7 @@ Cluster = Callable[..., Any]
 async def send_all(
     producer: gantrymq.Producer, messages: Sequence[Message], **options: Any
 ) -> list[gantrymq.SendResult | Exception]:
-    """What became of messages that tasks sent at the same time, in their order."""
+    """The results of messages that tasks sent at the same time, in order."""
     outcomes: dict[int, gantrymq.SendResult | Exception] = {}
 
     async def send(place: int, message: Message) -> None:

@@ -239,7 +239,7 @@ async def test_only_messages_that_the_broker_lost_are_replaced_by_new_ones(fake_
 async def test_messages_before_a_lost_end_count_until_they_are_acknowledged_if_none_of_them_was_lost(
     fake_cluster: Cluster, ordered: Ordered
 ) -> None:
-    """Only messages were lost that the subscription does not match, so the broker still has all that came."""
+    """Only messages that the subscription does not match were lost, so the broker still has all delivered ones."""
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         broker = cluster.broker
         for tag in "aabb":

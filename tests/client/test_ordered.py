@@ -584,7 +584,7 @@ def record_of(offset: int, key: str | None) -> gantrymq.ReceivedMessage:
 
 
 def test_a_message_that_comes_back_later_than_the_one_before_it_stays_behind_it() -> None:
-    """It was being sent back when the other one was put back, and the master refused it."""
+    """Its send back was in flight when the other one was put back, and the master refused it."""
     lane: Lane[Any] = Lane(lambda lane: None, lambda: True)
     records = [record_of(offset, None) for offset in range(3)]
     lane.add(records)

@@ -357,7 +357,7 @@ async def test_a_message_is_not_sent_when_no_time_is_left_for_its_response(fake_
 
 
 async def test_a_send_without_a_response_refreshes_the_route(fake_cluster: Cluster) -> None:
-    """Many sends wait for one that hangs: none of them goes there again while one asks for the route."""
+    """Many sends wait for a hanging master: none uses it again while one requests the route."""
     async with (
         fake_cluster(T=4) as cluster,
         gantrymq.connect(cluster.address) as client,

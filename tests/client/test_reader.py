@@ -348,7 +348,7 @@ async def test_errors_are_raised_and_the_next_poll_continues(fake_cluster: Clust
 
 
 def reduce_to_one_queue(cluster: Any, *, perm: int = 6) -> None:
-    """With the second pull of Q1 the topic has only Q0 any more, as far as ``perm`` allows to read that one."""
+    """From the second pull of Q1 on, the topic has only Q0, with the permission ``perm``."""
 
     def answer(request: Command) -> Any:
         if request.ext["queueId"] == "0" or request.ext["queueOffset"] == "0":

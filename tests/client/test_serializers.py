@@ -26,7 +26,7 @@ class Struct(msgspec.Struct):
 
 
 class Model:
-    """What pydantic's models have of methods."""
+    """A model with the methods of pydantic's models."""
 
     def __init__(self, number: int) -> None:
         self.number = number

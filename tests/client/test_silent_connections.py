@@ -47,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def deafen(server: Any) -> None:
-    """What clients send to ``server`` on the connections of now gets lost on the way, and so do its answers."""
+    """From now on the existing connections to ``server`` lose all bytes in both directions."""
     deaf, serve = list(server.connections), server.serve
 
     async def lose(command: Command) -> None:
@@ -64,7 +64,7 @@ def deafen(server: Any) -> None:
 
 @contextmanager
 def short_calls() -> Iterator[None]:
-    """In the block, calls wait for an answer for ``CALL_SECONDS``."""
+    """Calls time out after ``CALL_SECONDS`` in this block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gantrymq.client.connections.call.__defaults__", (CALL_SECONDS,))
         patch.setattr(Channel.call, "__defaults__", (CALL_SECONDS,))

@@ -380,7 +380,7 @@ def test_an_iteration_ends_with_an_error_once_its_object_is_closed(fake_in_threa
 
 
 def test_close_during_the_close_of_the_same_thread_returns() -> None:
-    """As in the handler of a second signal."""
+    """The handler of a second signal does this."""
 
     class Closing(BlockingLifetime):
         @contextmanager

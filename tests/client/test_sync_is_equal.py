@@ -31,11 +31,11 @@ NOT_FOR_USERS = {
     },
     "PendingSend": {"when_done"},
 }  # fmt: skip
-"""What the parts of the client, and the blocking client itself, call."""
+"""Names that the parts of the client and the blocking client itself use."""
 OF_INSTANCES = {"Producer": {"group"}, "TransactionalProducer": {"group"}, "Consumer": {"group", "topics"}}
 INSTEAD = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "__anext__": "__next__"}
 ALSO = {("connect", "backend"), ("result", "timeout")}
-"""What only a blocking call needs."""
+"""Parameters that only blocking calls need."""
 
 
 def public_names(kind: type[Any]) -> set[str]:

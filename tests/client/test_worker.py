@@ -442,7 +442,7 @@ async def test_one_signal_stops_all_workers(fake_cluster: Cluster) -> None:
 
 @pytest.fixture
 def servers_signals() -> Iterator[list[int]]:
-    """What a handler of SIGTERM receives that is there before a worker is, as that of a web server."""
+    """The signals of a SIGTERM handler that is older than the worker, as that of a web server."""
     received: list[int] = []
 
     def handle(number: int, frame: object) -> None:

@@ -33,7 +33,7 @@ SENDERS = ["10.0.1.1", "10.0.1.2", "10.0.1.3"]
 QUICK = {**SAFE, "plugin.ha.sync_tables": "1s", "plugin.ha.full_copy": "true"}
 ASYNC = {**QUICK, "plugin.ha.role": "async_master"}
 GIVEN_UP_S = 21.0
-"""After so long a slave has cut off a master that says nothing, and lets itself be promoted."""
+"""The time after which a slave has disconnected a silent master and accepts a promotion."""
 
 
 class Trio:
@@ -58,19 +58,19 @@ class Trio:
         return self.cluster.machine(host).running_broker.log.end
 
     async def promote(self, host: str) -> None:
-        """By the request that ``gantrymq cluster promote`` and ``mqadmin updateBrokerConfig`` make."""
+        """Promote by the request of ``gantrymq cluster promote`` and ``mqadmin updateBrokerConfig``."""
         answer = await ask(host, Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=0\n"))
         assert answer.code == 0, answer.remark
         await self.cluster.until(lambda: self.cluster.is_master(host), what=f"{host} is a master")
 
     async def promote_by_command(self, **options: Any) -> str:
-        """As ``gantrymq cluster promote``; the new master's host."""
+        """Promote as ``gantrymq cluster promote`` does; return the new master's host."""
         async with self.cluster.client() as client:
             promoted = await promotion.promote("broker-a", partial(broker_rows, client), **options)
         return promoted.address.partition(":")[0]
 
     async def route(self) -> str:
-        """Where clients find the master; empty for nowhere."""
+        """The master's address for clients; empty if there is none."""
         async with self.cluster.client() as client:
             brokers = (await client.admin.cluster()).broker_addr_table
         return brokers["broker-a"].broker_addrs.get(0, "") if "broker-a" in brokers else ""
@@ -125,7 +125,7 @@ def test_a_promoted_broker_remains_master_when_the_hanging_one_resumes(more_s: f
 
 
 def test_a_promoted_slave_is_the_master_again_after_it_was_killed() -> None:
-    """With its unchanged configuration, as a service manager starts it."""
+    """The configuration is unchanged, as for a service manager that restarts the broker."""
 
     async def scenario(cluster: Cluster) -> None:
         two = Trio(cluster, QUICK)
@@ -172,7 +172,7 @@ def test_asynchronous_replication_assigns_no_offset_twice(seed: int) -> None:
 def test_a_master_paused_beyond_its_lease_takes_no_message_before_it_renews_it(
     settings: dict[str, str],
 ) -> None:
-    """Nobody was promoted: it asks the nameserver first, and goes on. Cut off from everybody it does not."""
+    """Without a promotion it queries the nameserver and continues; isolated from all others it does not."""
 
     async def scenario(cluster: Cluster) -> None:
         two = Trio(cluster, settings)
@@ -329,7 +329,7 @@ def test_only_one_of_two_simultaneous_promotions_succeeds(seed: int) -> None:
 def test_a_deposed_master_leaves_the_route_of_a_rocketmq_nameserver_and_takes_no_message(
     release: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It knows no epochs; that of 4.x takes whoever came last, that of 5.x compares state versions while both live."""
+    """It knows no epochs: 4.x keeps the last registration, 5.x compares state versions while both are alive."""
     monkeypatch.setattr(requests, "epoch_in", lambda _fields: None)
     if release == 4:
         monkeypatch.setattr(routes, "_state", lambda _version: 0)
@@ -359,7 +359,7 @@ def test_a_deposed_master_leaves_the_route_of_a_rocketmq_nameserver_and_takes_no
 @pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.slow
 def test_a_promotion_does_not_choose_a_longer_log_that_was_not_compared_with_the_last_masters(seed: int) -> None:
-    """It ends with messages that its broker stored as the master, alone, and acknowledged to nobody."""
+    """Its log ends with unacknowledged messages that the broker stored alone as the master."""
 
     async def scenario(cluster: Cluster) -> None:
         three = Trio(cluster, QUICK)

@@ -30,9 +30,9 @@ SENDERS, READER, LOOKER = ["10.0.1.1", "10.0.1.2", "10.0.1.3"], "10.0.1.8", "10.
 QUICK = {**SAFE, "plugin.ha.sync_tables": "1s", "plugin.ha.full_copy": "true"}
 ROUNDS = 3
 SETTLED_S = 15.0
-"""After so long a master no longer looks for another one of its name."""
+"""The time after which a master no longer looks for another one of its name."""
 AGAIN_S = 60.0
-"""In so long everything works again."""
+"""The time limit for recovery."""
 PAUSE_S = 0.5
 COMPARED_MS = 10_000
 """A slave that could not compare its log says so in so long from its start."""
@@ -114,7 +114,7 @@ class Rounds:
         await trio.sleep(self.chance.uniform(0, 10))
 
     async def nothing(self, _slave: str) -> None:
-        """No fault but the loss of the master."""
+        """Inject no fault besides the loss of the master."""
 
     async def lag(self, slave: str) -> None:
         """The master goes on while the slave gets nothing of it."""
@@ -131,7 +131,7 @@ class Rounds:
             await self.cluster.start_broker(slave, self.number(slave), QUICK)
 
     def pause(self, host: str) -> bool:
-        """Whether the process goes on afterwards."""
+        """Whether the process survives this fault."""
         self.cluster.machine(host).pause()
         return True
 
@@ -144,7 +144,7 @@ class Rounds:
         return False
 
     def isolate(self, host: str) -> bool:
-        """From the command that promotes, and from some of the others."""
+        """Cut the host off from the promoting command and from some of the others."""
         peers = [NAMES, *(other for other in self.hosts if other != host), *SENDERS]
         cut_off = [OBSERVER, *(peer for peer in peers if self.chance.random() < 0.6)]
         for link in self.cluster.network.between(host, cut_off):
@@ -152,7 +152,7 @@ class Rounds:
         return True
 
     async def promote(self, exclude: str) -> None:
-        """As ``gantrymq cluster promote``, again until it succeeds; slaves hear the command over good links."""
+        """Promote as ``gantrymq cluster promote`` does, until it succeeds; the links to slaves work."""
 
         async def rows() -> list[promotion.Row]:
             async with self.cluster.client() as client:

@@ -43,14 +43,14 @@ FAULTS_OF_OURS = {
     "processor_failed", "request_failed", "connection_failed", "task_failed", "persist_failed", "stopping_failed",
     "channel_handler_failed",
 }  # fmt: skip
-"""What is logged when code of ours raised what it should not."""
+"""Log events of unexpected exceptions in our code."""
 HEALED_S = 60.0
-"""In so long everything works again without anybody's help."""
+"""The time limit for recovery without intervention."""
 RETURNED_S = 10.0
-"""In so long a lost master that comes back as a slave has what its place needs to be guaranteed messages again."""
+"""The time limit for a lost master, restarted as a slave, to catch up so that messages have two copies again."""
 REPORT = struct.Struct(">q")
 BODY_SIZE_AT = 84
-"""In a record of RocketMQ's with IPv4 addresses."""
+"""The position in one of RocketMQ's records with IPv4 addresses."""
 
 
 class Pair:
@@ -75,7 +75,7 @@ class Pair:
             await create_topic(client)
 
     def follows(self) -> bool:
-        """Whether the master has a slave that says how far it is."""
+        """Whether the master has a slave that reports its offset."""
         return self.master.broker is not None and any(copy.start >= 0 for copy in copies(self.master.broker))
 
     def level(self) -> bool:
@@ -90,7 +90,7 @@ class Pair:
         assert bytes_of(self.master.running_broker) == bytes_of(self.slave.running_broker)
 
     async def check(self) -> None:
-        """No promise was broken, whichever of the two is asked; and none of our programs failed."""
+        """Check that both brokers keep every guarantee, and that none of our programs failed."""
         await self.level_again()
         ends = await self.load.check(self.master.address)
         assert await self.load.check(self.slave.address) == ends
@@ -114,7 +114,7 @@ def bytes_of(broker: Broker) -> bytes:
 
 
 async def create_topic(client: Any) -> None:
-    """As soon as the broker is registered."""
+    """Create the topic as soon as the broker is registered."""
     while True:
         try:
             return await client.admin.create_topic(TOPIC, queues=QUEUES)
@@ -140,7 +140,7 @@ class Reader:
         self._cluster = cluster
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Consume until cancelled."""
         async with self._cluster.client(READER) as client, client.consumer(TOPIC, "g", start="first") as consumer:
             async for message in consumer:
                 self.read.add(bytes(message.body))
@@ -416,7 +416,7 @@ def test_bytes_flipped_on_the_way_to_the_slave_alter_no_message_and_block_no_sen
 
 
 def bodies_in(broker: Broker) -> Iterator[range]:
-    """Where the bodies lie in the log, of which its records have checksums."""
+    """The ranges of the bodies in the log, which the checksums in its records cover."""
     for batch in broker.log.scan(0, broker.log.end):
         for offset in batch.offsets:
             start = offset + BODY_SIZE_AT + 4
@@ -425,7 +425,7 @@ def bodies_in(broker: Broker) -> Iterator[range]:
 
 @pytest.mark.slow
 def test_a_forged_acknowledgment_of_a_slave_acknowledges_no_message() -> None:
-    """Somebody who was sent nothing says that he has everything; the slave is cut off meanwhile."""
+    """A peer that received nothing reports the complete log while the slave is cut off."""
 
     async def scenario(cluster: Cluster) -> None:
         pair = Pair(cluster)
@@ -483,7 +483,7 @@ def test_clients_continue_without_a_nameserver_and_it_learns_all_routes_on_retur
 @pytest.mark.parametrize("step_s", [-3600, 1, 3600])
 @pytest.mark.slow
 def test_a_clock_change_during_a_crash_loses_no_message_and_keeps_delays(step_s: int) -> None:
-    """The slave's clock is two hours ahead all the time. A delay ends by the clock of who delivers."""
+    """The slave's clock is two hours ahead all the time. A delay ends by the clock of the delivering broker."""
 
     async def scenario(cluster: Cluster) -> None:
         pair = Pair(cluster)

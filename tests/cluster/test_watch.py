@@ -166,7 +166,7 @@ def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -
 @pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.slow
 def test_a_deposed_broker_follows_its_successor_automatically(seed: int) -> None:
-    """Under the number that it had, or another one if the first master has taken that."""
+    """It has its former broker id, or another one if the first master has taken that."""
 
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 2, SETTINGS) as three:
@@ -264,7 +264,7 @@ def test_a_watcher_that_alone_cannot_reach_the_master_does_not_depose_it() -> No
 
 
 def test_a_slowly_responding_slave_is_promoted() -> None:
-    """As that of a machine that is overloaded: it is given more time with each attempt."""
+    """Watchers give the slave of an overloaded machine more time with each attempt."""
 
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, PAIR) as pair:
@@ -282,7 +282,7 @@ def test_a_slowly_responding_slave_is_promoted() -> None:
 
 @pytest.mark.slow
 def test_a_slave_lost_with_the_master_blocks_a_promotion_because_it_may_have_more() -> None:
-    """Also for a watcher that takes the lock when both are gone: what was known lies beside the lock."""
+    """This holds for a watcher that takes the lock when both are gone: the store of the lock has the known logs."""
 
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 2, SETTINGS) as three:

@@ -26,7 +26,7 @@ def module_of(path: Path) -> str:
 
 @attrs.frozen
 class Facts:
-    """What the rules ask of a module, each with its line; its syntax tree would take a megabyte."""
+    """The facts that the rules need of a module, each with its line; a syntax tree would take a megabyte."""
 
     imports: list[tuple[str, int]] = attrs.Factory(list)
     """Imported modules."""
@@ -121,7 +121,7 @@ def test_plugins_use_only_documented_names_of_the_broker() -> None:
 
 
 def test_compiled_code_of_plugins_does_not_access_the_broker() -> None:
-    """They are given what they need, so that there is nothing for mypy to miss."""
+    """They get their dependencies as arguments, so that mypy checks all of them."""
     compiled = [path for path in (ROOT / "plugins").rglob("_*.p[yx]*") if path.suffix in (".pyx", ".pxi")]
     assert compiled
     assert [path for path in compiled if re.search(r"\bbroker\.\w", path.read_text(), re.IGNORECASE)] == []
@@ -187,7 +187,7 @@ FACADES = ("gantrymq.kernel", "gantrymq.kernel.fast")
 
 
 def test_a_name_is_imported_from_the_module_that_defines_it() -> None:
-    """No name has a second address, so that it is found, moved and replaced in one place."""
+    """Each name has one import path, so that it is found, moved and replaced in one place."""
     paths = {module_of(path): path for path in SOURCES if module_of(path).startswith("gantrymq.kernel")}
     own = {module: facts_of(path).defined for module, path in paths.items() if module not in FACADES}
     tests = [

@@ -29,7 +29,7 @@ FEATURES = {
 """Words of identifiers. What a connection is asked for (``connection.send``) is none, and a sender is whoever rows come
 from."""
 FRAME_KEYS = {"code", "extFields", "flag", "language", "opaque", "remark", "serializeTypeCurrentRPC", "version"}
-"""Of the header of every frame."""
+"""The keys in the header of every frame."""
 PROPERTY = re.compile(r"(WAIT|TRAN_MSG|PGROUP|REAL_TOPIC|REAL_QID|DELAY|TIMER_\w+|CLUSTER|UNIQ_KEY|KEYS|RETRY_TOPIC)\b")
 """A message's properties; TAGS is what entries of consume queues store a hash of."""
 LEAST_CODE = 100
@@ -44,14 +44,14 @@ _NUMBERS = re.compile(r"(?<![.\w])\d+(?![.\w])")
 
 
 def field_names() -> set[str]:
-    """What the header fields of requests are called, on the wire and in Python; letters alone are no names."""
+    """Names of header fields of requests, on the wire and in Python; single letters do not count."""
     kinds = [kind for one in REQUESTS.values() for kind in (one.header, one.response) if kind is not None]
     names = {name for kind in kinds for name in (*kind.__struct_fields__, *kind.__struct_encode_fields__)}
     return {name for name in names if len(name) > 1} - FRAME_KEYS
 
 
 def features_in(text: str) -> set[str]:
-    """What a source has of a feature."""
+    """The traces of features in a source."""
     text = _DOCSTRINGS.sub(" ", text)
     strings = [found[1][1:-1] for found in _STRINGS.finditer(text)]
     code = _COMMENTS.sub(" ", _STRINGS.sub(" ", text))

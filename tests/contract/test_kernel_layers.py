@@ -19,10 +19,10 @@ ALLOWED = {
     "store": ("batch", "env", "errors", "fast", "filters", "layouts"),
     "network": ("config", "env", "errors", "fast", "manager", "processors"),
 }
-"""By package, the modules of the kernel that it may import beside its own. ``env`` asks ``fast`` for the flusher; the
+"""For each package, the kernel's modules that it may import besides its own. ``env`` uses ``fast`` for the flusher; the
 loops know what a record is (``store.log.record``, which is pure), and nothing else of the store."""
 ALLOWED_AS_TYPES = {"fast": ("network.connection",)}
-"""What is named in annotations alone."""
+"""Modules used only in annotations."""
 
 _PYX_IMPORT = re.compile(
     r"^\s*(?:from\s+(gantrymq\.\S+)\s+c?import\s+\(?([^)#\n]*(?:\n[^)]*\))?)|c?import\s+(gantrymq\.\S+))", re.MULTILINE
@@ -30,7 +30,7 @@ _PYX_IMPORT = re.compile(
 
 
 def of_types_alone(tree: ast.Module) -> set[ast.AST]:
-    """What stands below ``if TYPE_CHECKING``."""
+    """The imports below ``if TYPE_CHECKING``."""
     return {
         inner for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for statement in node.body for inner in ast.walk(statement)
@@ -56,7 +56,7 @@ def imports_of(text: str, *, compiled: bool = False) -> Iterator[tuple[str, bool
 
 
 def forbidden(package: str, text: str, *, compiled: bool = False) -> list[str]:
-    """What a module of ``package`` imports of the kernel and may not."""
+    """The forbidden imports of the kernel in modules of ``package``."""
     found = []
     for name, for_types in imports_of(text, compiled=compiled):
         if not name.startswith("gantrymq.kernel."):

@@ -41,7 +41,7 @@ def test_make_rebuilds_when_any_source_changes(variable: str, patterns: tuple[st
 
 @pytest.mark.once
 def test_make_runs_tests_of_twins_with_both_twins(request: pytest.FixtureRequest) -> None:
-    """Other folders are not even collected for it: that takes each worker ten seconds."""
+    """Other folders are not collected for it, because that takes each worker ten seconds."""
     plugins = request.config.pluginmanager.get_plugins()
     folders: Any = next(plugin.TWIN_FOLDERS for plugin in plugins if hasattr(plugin, "TWIN_FOLDERS"))
     marked = {

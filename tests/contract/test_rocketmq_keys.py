@@ -40,7 +40,7 @@ def names_of(sections: Mapping[str, type]) -> set[str]:
 
 
 def places_of(names: set[str], folder: str) -> list[str]:
-    """Where the modules of the folder name one of them, in comments too."""
+    """The places in the folder's modules that name one of them, including comments."""
     pattern = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, sorted(names)))})(?!\w)")
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"

@@ -31,7 +31,7 @@ def test_functions_stay_within_the_length_limit_and_public_names_have_docstrings
 
 
 def offenses_of(name: str, text: str) -> Iterator[str]:
-    """What the module ``name`` has against the rules on length and docstrings."""
+    """The offenses of the module ``name`` against the rules on length and docstrings."""
     if (lines := text.count("\n")) > MODULE_LINES:
         warnings.warn(f"{name} has {lines} lines", stacklevel=1)  # a subject may need them
     tree = ast.parse(text)

@@ -77,7 +77,7 @@ class Sender:
     address: str
     keys: list[str]
     placed: dict[str, set[str]]
-    """By key: the ids in the answers."""
+    """The message ids in the responses, by key."""
     unanswered: list[str] = attrs.field(factory=list)
 
     def run(self) -> None:

@@ -32,7 +32,7 @@ EXPIRES = {
 
 
 def log_files(broker: ExportingBroker) -> list[int]:
-    """By their first offset. The broker makes the file after the current one in advance."""
+    """The log files by their first offset. The broker creates the file after the current one in advance."""
     return sorted(int(path.name) for path in (broker.place / "data" / "commitlog").iterdir())
 
 

@@ -54,7 +54,7 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("engine", ["local", *(["spark"] if is_whole() else [])])
 def test_every_message_is_exported_once_whatever_is_killed(tmp_path: Path, engine: str) -> None:
-    """With Spark a run takes as long as the start of a JVM, so that kills hit it at all of its stages."""
+    """A Spark run takes as long as the start of a JVM, so kills hit it at all of its stages."""
     import pyarrow.parquet as pq
 
     if engine == "spark" and not (status := spark_status()):

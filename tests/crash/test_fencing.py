@@ -40,8 +40,10 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 async def produce(nameserver: str, ledger: Ledger, count: int, *, alone: bool = False) -> None:
-    """Until so many were acknowledged, or stored by a synchronous master that is ``alone``; what fails was promised to
-    nobody."""
+    """Send until ``count`` messages were acknowledged, or stored by a synchronous master that is ``alone``.
+
+    Failed sends have no guarantee.
+    """
     wanted = SendStatus.SLAVE_NOT_AVAILABLE if alone else SendStatus.OK
     async with gantrymq.connect(nameserver) as client, client.producer("ledger", timeout=2.0) as producer:
         left = count
@@ -64,7 +66,7 @@ async def create_topic(nameserver: str) -> None:
 
 
 async def master_of(client: Any) -> str:
-    """Where clients find the master; empty for nowhere."""
+    """The master's address for clients; empty if there is none."""
     found = (await client.admin.cluster()).broker_addr_table.get(NAME)
     return "" if found is None else str(found.broker_addrs.get(0, ""))
 

@@ -37,9 +37,9 @@ QUEUES = 4
 SINGLES, BATCHES, BATCH = 12, 2, 8
 """Tasks that send messages one by one, tasks that send batches, and how many messages a batch has."""
 AGAIN = 40
-"""How many places before the new ones are read again in each round."""
+"""The number of older offsets that each round reads again."""
 KEEP_S = 20
-"""How old messages get. Each is read in the round after it was sent, at an age of some seconds."""
+"""The retention time. Each message is read in the round after it was sent, at an age of some seconds."""
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 

@@ -39,7 +39,7 @@ QUEUES = 2
 DELAYED_TASKS, TRANSACTION_TASKS = 4, 6
 PATIENCE_S = 60
 FATES = {"c": Outcome.COMMIT, "r": Outcome.ROLLBACK, "u": Outcome.UNKNOWN, "v": Outcome.UNKNOWN}
-"""What a producer says at first; of ``u`` and ``v`` it says commit and rollback when it is asked."""
+"""The first outcome by fate; check-backs of ``u`` and ``v`` answer commit and rollback."""
 DELAYS = {"d": "DELAY\x011", "t": "TIMER_DELAY_MS\x01{ms}"}
 """Delayed by a level, and by a time of the message's own, which may lie behind the next kill."""
 TIMES_MS = (1, 2000)
@@ -51,7 +51,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 @attrs.define
 class Book:
-    """What was sent, what the broker promised to keep, and what is there at the end."""
+    """Sent messages, acknowledged ones, and those that are there at the end."""
 
     run: str
     numbers: Counter[str] = attrs.field(factory=Counter)
@@ -65,7 +65,7 @@ class Book:
         return f"{name} {zlib.crc32(name.encode() + rest):08x} ".encode() + rest
 
     def name(self, body: bytes) -> str:
-        """Which message this is; it must be whole, and one that was sent."""
+        """The number of this message, which must be intact and one that was sent."""
         run, fate, number, crc, rest = body.split(b" ", 4)
         name = b" ".join((run, fate, number))
         assert run.decode() == self.run, f"{body[:60]!r} was never sent"
@@ -74,7 +74,7 @@ class Book:
         return name.decode()
 
     def missing(self, bodies: list[bytes]) -> list[str]:
-        """What was promised, is to be seen, and is not there."""
+        """Acknowledged messages that should be visible and are missing."""
         seen = {self.name(body) for body in bodies}
         return [name for name in self.promised if name.split()[1] in SEEN and name not in seen]
 
@@ -114,7 +114,7 @@ class Broker:
             yield child
 
     def is_settled(self) -> bool:
-        """No transaction is open, and no message waits at its level."""
+        """Whether no transaction is open and no message waits for its delay level."""
         table = runtime_info(self.address)
         done, end = table.get("scheduleMessageOffset_1", "0,0").split(",")
         return table["openTransactions"] == "0" and done == end

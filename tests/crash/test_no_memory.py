@@ -107,7 +107,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 
 def begin_fault(broker: Served) -> None:
-    """Some messages, then the fault, and a moment for it to bite."""
+    """Send some messages, inject the fault, and wait a moment for its effect."""
     with RawPeer(broker.address) as peer:
         for _ in range(20):
             assert broker.send(peer).code == 0
@@ -132,7 +132,7 @@ def check_kept(broker: Served, serve: Callable[..., Served]) -> None:
 
 
 def test_a_broker_that_waits_for_a_lost_result_stops_in_time_on_sigterm(serve: Callable[..., Served]) -> None:
-    """Without a deadline it ended never: the wait for a worker thread is not cancelled."""
+    """Without a deadline it never ended, because the wait for a worker thread cannot be cancelled."""
     broker = serve(RESULT_LOST)
     begin_fault(broker)
     wait_for(lambda: "Exception while delivering" in broker.child.log.read_text())
@@ -172,7 +172,7 @@ def test_row_6_a_broker_whose_memory_is_used_up_to_the_last_byte_ends_at_once(se
 @pytest.mark.parametrize("where", ["here()", "__import__('threading').Thread(target=here).start()"])
 @pytest.mark.parametrize("small", ["object()", "bytes(700)", "[None] * 4000", "deep(10**6)"])
 def test_a_process_ends_where_it_gets_no_memory_for_a_small_object(small: str, where: str) -> None:
-    """What is large is refused; any small object, or a frame of a function, ends the process."""
+    """Large allocations are refused; a failed small object or function frame ends the process."""
     code = f"""
 import resource, sys
 from gantrymq.kernel import fast

@@ -38,7 +38,7 @@ RATE = int(os.environ.get("GANTRYMQ_PARTITION_RATE", "20000"))
 """Messages a second meanwhile."""
 BODY_BYTES, BATCH, PIPES = 100, 50, 4
 LEVEL_S = 60.0
-"""What a slave has to catch up after a short partition; after a longer one half of its time."""
+"""The time in which a slave catches up after a short partition; after a longer one it has half of its length."""
 PATIENCE = {
     "plugin.ha.heartbeat": "200ms",
     "plugin.ha.housekeeping": "1s",
@@ -131,7 +131,7 @@ class Paced:
         self._due = 0
 
     async def run(self, nameserver: str) -> None:
-        """Until it is stopped; then all that was sent has been acknowledged."""
+        """Send until stopped, then wait for all acknowledgments."""
         began = trio.current_time()
         async with (
             gantrymq.connect(nameserver) as client,
@@ -152,7 +152,7 @@ class Paced:
 
 
 def is_level_under_load(pair: HaPair) -> bool:
-    """Whether the slave has what the master had a moment ago."""
+    """Whether the slave has reached the master's end of a moment ago."""
     end = pair.end(0)
     return pair.end(1) >= end
 
@@ -179,7 +179,7 @@ def test_row_34_a_partitioned_slave_catches_up_in_half_of_the_partition_time(tmp
             return trio.current_time() - began
 
         async def partition() -> None:
-            """When it returns all that was sent has been answered, and is at the slave."""
+            """Partition the pair; on return every send has a response and is on the slave."""
             async with trio.open_nursery() as senders:
                 senders.start_soon(load.run, pair.nameserver)
                 await soon(lambda pair: pair.end(0) > BODY_BYTES * RATE / 4 and is_level_under_load(pair), LEVEL_S)
@@ -213,7 +213,7 @@ def test_row_34_a_partitioned_slave_catches_up_in_half_of_the_partition_time(tmp
 def test_consumers_read_every_acknowledged_message_from_the_slave_after_a_master_kill(
     pair: HaPair, ledger: Ledger
 ) -> None:
-    """One group consumes all the time, another comes when the master is dead: its client knows the dead one only.
+    """One group consumes all the time; another starts when the master is dead, and its client knows only that one.
 
     Then the slave takes the master's place, the master follows it, and so on for as many rounds as are asked for.
     """

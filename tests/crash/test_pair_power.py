@@ -37,7 +37,7 @@ ROUNDS = int(os.environ.get("GANTRYMQ_POWER_ROUNDS", "1"))
 CUTS = ("master", "slave", "both")
 QUEUES, GROUP = 4, "shop"
 BLOCKS = 64 * 1024
-"""Of 4 KiB; the image is sparse."""
+"""The number of blocks of 4 KiB; the image is sparse."""
 SETTINGS = {
     "plugin.ha.role": "sync_master",
     # A slave that has lost its whole log is promoted later, so it needs more than the last file.
@@ -118,7 +118,7 @@ class PowerCuts:
             machine.disk.mount()
 
     def _write_by_chance(self, store: Path) -> None:
-        """Some of what was not synced may be on the disk all the same."""
+        """Sync a random part of the unsynced data."""
         for path in sorted(store.rglob("*")):
             if path.is_file() and self.chance.random() < 0.2:
                 with path.open("rb") as file:
@@ -135,7 +135,7 @@ class PowerCuts:
         self.start(lost, "SLAVE")
 
     def after_slave(self) -> None:
-        """It comes back."""
+        """Restart the slave after its power cut."""
         self.check(self.master)
         self.start(self.slave, "SLAVE")
 
@@ -163,12 +163,12 @@ class PowerCuts:
         return False
 
     def start(self, machine: Machine, role: str) -> None:
-        """As this, whatever a promotion has ordered before."""
+        """Start with this role, without the overrides of an earlier promotion."""
         (self.pair.stores[machine.number] / OVERRIDES_PATH).unlink(missing_ok=True)
         machine.child = self.pair.start(machine.number, role)
 
     def has_slave(self) -> bool:
-        """Whether the master has a slave that says how far it is."""
+        """Whether the master has a slave that reports its offset."""
         return "haSlave_0" in self.pair.runtime(self.master.number)
 
     def check(self, machine: Machine) -> None:
@@ -219,7 +219,7 @@ class PowerCuts:
 
 
 def group_offset(address: str, topic: str, queue_id: int) -> int:
-    """Where the group goes on; 0 when the broker knows nothing of it."""
+    """The group's next offset; 0 if the broker does not know the group."""
     fields = {"consumerGroup": GROUP, "topic": topic, "queueId": str(queue_id)}
     return int((ask(address, Command(RequestCode.QUERY_CONSUMER_OFFSET, fields)).ext or {}).get("offset", 0))
 

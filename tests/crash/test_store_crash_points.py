@@ -41,7 +41,7 @@ class StoppingEnv(FaultEnv):
 
 
 class Life:
-    """What one run promised: bodies in the order of their queue, and from which of them on none may be missing."""
+    """The acknowledged bodies of one run in queue order, and the number of those that have expired."""
 
     def __init__(self) -> None:
         self.acknowledged: list[bytes] = []

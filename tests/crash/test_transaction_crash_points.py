@@ -44,7 +44,7 @@ class StoppingEnv(FaultEnv):
 
 
 class Life:
-    """What one run promised: half messages that were acknowledged, and the words on them that were answered."""
+    """The acknowledgments of one run: half messages, and their commits and rollbacks."""
 
     def __init__(self, strategy: str) -> None:
         self.strategy = strategy
@@ -96,7 +96,7 @@ class Life:
         self.answered.update(body for body, peer in peers.items() if peer.sent[0].code == ResponseCode.SUCCESS)
 
     def check(self, world: TransactedStore) -> None:
-        """Whatever is open is asked about, and then committed; the rest is as it was promised."""
+        """Open transactions get a check-back and are committed; all others are as acknowledged."""
         seen = Counter(world.bodies())
         for body, count in seen.items():
             assert self.said.get(body) == COMMIT, f"{body[:8]!r} was never committed"

@@ -92,7 +92,7 @@ async def soon(done: Callable[[], bool], timeout: float = 30.0) -> None:
 
 
 def silences(group: HaGroup) -> list[float]:
-    """After how many seconds of silence each slave was promoted."""
+    """The seconds of silence before the promotion of each slave."""
     numbers = range(len(group.watchers))
     found = [line["silent_seconds"] for number in numbers for line in group.events(number, "slave_promoted")]
     return sorted(float(str(each)) for each in found)
@@ -171,7 +171,7 @@ def test_no_slave_is_promoted_without_etcd_and_one_is_when_etcd_returns(pair: Ha
 def test_a_slave_is_promoted_when_etcds_leader_is_lost_with_the_master(
     tmp_path: Path, etcd_program: Path, how: str
 ) -> None:
-    """Of three members; the watchers have the addresses of all."""
+    """The etcd has three members, and the watchers have the addresses of all."""
     with HaGroup(tmp_path, etcd_program, PAIR, etcd_members=3) as pair:
         prepare(pair)
         for _ in range(2):
@@ -195,7 +195,7 @@ def test_a_slave_is_promoted_when_etcds_leader_is_lost_with_the_master(
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("how", ["kill", "pause"])
 def test_both_remaining_brokers_of_three_have_every_acknowledged_message(three: HaGroup, how: str) -> None:
-    """And a master that was paused takes nothing when it goes on."""
+    """A master that was paused also stores nothing when it resumes."""
     for _ in range(2):
         three.watch()
     wait_for(lambda: any(three.events(number, "lock_taken") for number in range(2)))

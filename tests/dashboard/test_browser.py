@@ -44,12 +44,12 @@ globalThis.fetch = async (path, options) => {
 SHOWN = """new MutationObserver((_, observer) => {
   if (document.querySelector("tbody tr")) { globalThis.shown = performance.now(); observer.disconnect(); }
 }).observe(document, { childList: true, subtree: true })"""
-"""When the page has its first row, in ms since the browser began to load it."""
+"""The time until the page has its first row, in ms since the browser began to load it."""
 
 LOADED = """() =>
   [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")].map((entry) => (
     { name: entry.name, bytes: entry.decodedBodySize, milliseconds: entry.responseEnd - entry.requestStart }))"""
-"""What the browser has loaded for the page."""
+"""The resources that the browser has loaded for the page."""
 
 
 @pytest.fixture(scope="module")
@@ -399,7 +399,7 @@ FAULTS = """() => axe.run(document).then((found) => [found.passes.length, found.
 
 
 def faults_of(page: Any, axe: str) -> list[str]:
-    """What axe finds on the page: elements without a name, low contrast, wrong roles and the like."""
+    """The faults that axe finds on the page: elements without a name, low contrast, wrong roles and the like."""
     page.evaluate(axe)
     rules, faults = page.evaluate(FAULTS)
     assert rules > 10

@@ -44,7 +44,7 @@ async def dashboard(certificates: server.Certificates | None = None) -> AsyncIte
 
 
 async def answer(stream: trio.abc.Stream, question: bytes = QUESTION) -> bytes:
-    """What comes until the end of the connection."""
+    """All bytes until the end of the connection."""
     with trio.fail_after(PATIENCE_S):
         await stream.send_all(question)
         return await rest(stream)
@@ -200,7 +200,7 @@ async def test_unread_answers_do_not_delay_the_end_of_the_server(
 
 
 async def until_the_server_waits() -> None:
-    """Until all tasks wait: for what a peer sends, or for a peer that does not read."""
+    """Wait until all tasks are blocked: on receiving from a peer, or on a peer that does not read."""
     with trio.fail_after(PATIENCE_S):
         await trio.testing.wait_all_tasks_blocked(0.05)
 

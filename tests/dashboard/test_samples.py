@@ -195,7 +195,7 @@ async def asked(source: Source, method: str, path: str, body: dict[str, Any] | N
 
 
 async def test_an_action_that_fails_on_its_way_is_logged_with_its_status(source: Source) -> None:
-    """It may have changed something at a broker before it failed at another one."""
+    """Such a request may have changed one broker before it failed at another one."""
     with capture_logs() as logs:
         status, _ = await asked(source, "DELETE", "/groups/billing", {"confirm": "billing"})
     assert status == 502

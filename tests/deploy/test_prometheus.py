@@ -131,7 +131,7 @@ def free_port() -> int:
 
 
 class Receiver:
-    """Whom Alertmanager notifies; it also serves the series of ``gantrymq.test.yml``, for which every rule fires."""
+    """The receiver of Alertmanager; it also serves the series of ``gantrymq.test.yml``, for which every rule fires."""
 
     def __init__(self) -> None:
         self.notified: dict[str, str] = {}

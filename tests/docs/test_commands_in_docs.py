@@ -40,13 +40,13 @@ from support.pages import (
 )
 
 COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(?:gantrymq|make|pip|python3?|pytest|cd|git) [a-z-]", re.MULTILINE)
-"""What a block without a language must not have: the first words of commands."""
+"""First words of commands, which a block without a language must not have."""
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PageServer]:
-    """Nothing runs yet."""
+    """A page server without running processes."""
     with run_page_server(tmp_path) as running:
         yield running
 

@@ -24,7 +24,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
     "message": (gantrymq.ReceivedMessage, gantrymq.sync.ReceivedMessage),
 }
 SLOTS = {"body", "message_id", "queue", "queue_offset", "properties"}
-"""What messages have as attributes of objects."""
+"""Attributes of message objects."""
 
 
 def ours() -> list[str]:

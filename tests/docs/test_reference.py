@@ -102,11 +102,11 @@ def test_the_test_library_is_documented_name_by_name() -> None:
 
 
 STANDARD = {"Any", "Awaitable", "Callable", "Iterable", "Literal", "Mapping", "PathLike", "Self", "Sequence"}
-"""What signatures may name without an explanation."""
+"""Names that signatures may use without an explanation."""
 
 
 def client_entries() -> dict[str, list[str]]:
-    """By name, each entry of the client's page: its text, then blocks with calls and the texts after them in turn."""
+    """The entries of the client's page by name: their text, then calls and the texts after them in turn."""
     page = (REFERENCE / "python-client.md").read_text()
     entries = re.findall(r"^### `(gantrymq\.[\w.]+)`\n(.*?)(?=^##)", page, re.MULTILINE | re.DOTALL)
     return {name: re.split(r"^```\n(.*?)^```\n", text, flags=re.MULTILINE | re.DOTALL) for name, text in entries}
@@ -287,7 +287,7 @@ LOGGED = (
     "gantrymq/spark",
 )
 RARE = ("self.rare", "self._rare", "self._cluster.rare", "self._outages")
-"""What logs each warning twice a minute at most: gantrymq/remoting/outages.py."""
+"""Calls that log each warning twice a minute at most: gantrymq/remoting/outages.py."""
 LEVELS = {"warning": "warning", "error": "error", "exception": "error"}
 ALL_LEVELS = {**LEVELS, "debug": "debug", "info": "info"}
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "plugins"
 PACKAGES = sorted(path.parent for path in EXAMPLES.glob("*/pyproject.toml"))
 NEEDED = {"encrypt": "cryptography", "oidc": "jwt", "schema": "fastjsonschema"}
-"""What an example imports beyond GantryMQ's own dependencies."""
+"""Packages that an example imports beyond GantryMQ's own dependencies."""
 
 BUILD = """
 import os, sys

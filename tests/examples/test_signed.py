@@ -37,7 +37,7 @@ def broker(tmp_path: Path, keys: str = "alice secret-of-alice\n\nbob secret-of-b
 
 
 def signed(command: Command, key: str = "alice", secret: str = "secret-of-alice") -> Command:
-    """As ``AclClientRPCHook`` does it."""
+    """Sign as ``AclClientRPCHook`` does."""
     ext = {**(command.ext or {}), "AccessKey": key}
     covered = "".join(ext[name] for name in sorted(ext)).encode() + command.body
     signature = base64.b64encode(hmac.new(secret.encode(), covered, hashlib.sha1).digest()).decode()

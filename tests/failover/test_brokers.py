@@ -58,7 +58,7 @@ class Network:
         return SimpleNamespace(address=address, call=call, on_timeout=lambda: self.noted.append(address))
 
     async def query(self) -> Sequence[dict[str, Any]]:
-        """As the watcher does, without asking the broker."""
+        """Query as the watcher does, without the broker itself."""
         return await query_brokers(self.client, 1.0, "broker-a", without=[BROKER])
 
 

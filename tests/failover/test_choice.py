@@ -132,7 +132,7 @@ def row(number: int, address: str, epoch: str | None) -> dict[str, Any]:
 
 
 def test_a_requested_slave_without_epochs_is_refused_while_another_one_supports_them() -> None:
-    """Also if messages may be lost: the brokers that know the new epoch would not follow it."""
+    """This holds even with accepted loss: brokers that know the new epoch would not follow it."""
 
     async def rows() -> list[dict[str, Any]]:
         return [row(1, "new:1", "0-"), row(2, "old:2", None)]

@@ -69,7 +69,7 @@ class Scene:
             nursery.start_soon(Watcher("broker-a", self.query, keeper, trio.current_time, RULES).run)
 
     async def promote_b_and_release(self, lock: MemoryLock) -> float:
-        """As a watcher that ends right after its promotion of B; returns the time."""
+        """Act as a watcher that ends right after its promotion of B; return the time."""
         assert await lock.write(Members(B, {C: 2}, 100).to_bytes())
         await lock.release()
         return trio.current_time()
@@ -131,7 +131,7 @@ def test_the_next_holder_of_the_lock_replaces_the_master_that_both_lost_at_once(
 
 
 def test_a_master_that_answers_with_an_error_is_not_replaced(scene: Scene) -> None:
-    """It is alive; what the watchers have stored of it stays."""
+    """The master is alive, and the watchers' stored data about it stays."""
 
     async def scenario() -> None:
         lock = MemoryLock(scene.store, "a test")

@@ -47,7 +47,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 class Peer:
-    """What a request reader wants of a connection."""
+    """The part of a connection that a request reader needs."""
 
     host = b"\x7f\0\0\x01\0\0\0\0"
     closed = False

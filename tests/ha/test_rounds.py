@@ -44,7 +44,7 @@ from support.slices import is_whole, slice_number
 
 ROUNDS = int(os.environ.get("GANTRYMQ_HA_ROUNDS", "4" if is_whole() else "2"))
 SECONDS = float(os.environ.get("GANTRYMQ_HA_SECONDS", "0" if "GANTRYMQ_HA_ROUNDS" in os.environ else "60"))
-"""No group begins later; 0: no limit."""
+"""The time after which no group begins; 0: no limit."""
 SEED = int(os.environ.get("GANTRYMQ_HA_SEED", random.SystemRandom().randrange(2**32)))
 PROMOTION = os.environ.get("GANTRYMQ_HA_PROMOTION", "both")
 """``watch``, ``command``, or ``both``: one group in this way, the next in the other."""
@@ -52,14 +52,14 @@ CACHE = cache_folder(Path(__file__).parents[1] / "interop" / ".cache")
 GROUP_ROUNDS = 10
 SHORT_GROUP_ROUNDS = 2
 SHAPES = ((3, "sync"), (2, "async"), (2, "sync"), (3, "async"))
-"""How many brokers, and their flush."""
+"""The number of brokers, and their flush mode."""
 FIRST_GROUP = 0 if "GANTRYMQ_HA_ROUNDS" in os.environ else slice_number() % len(SHAPES)
 """A short run has one group, of another shape each day."""
 TOPIC, QUEUES, SENDERS = "HaTopic", 4, 3
 AGAIN_S = 120.0
-"""In so long everything works again, on a machine that is busy with other things."""
+"""The time limit for recovery, on a busy machine."""
 KEPT_S = 8.0
-"""A master that its slaves still hear is not replaced by a watcher that does not hear it: no promotion in so long."""
+"""The time without a promotion while slaves still hear the master and only the watcher does not."""
 BLOCKS = 32 * 1024
 SETTINGS = {
     "plugin.ha.role": "sync_master",  # of slaves as well: they are promoted
@@ -93,9 +93,9 @@ class Figures:
         self.reads = 0
         self.excused = 0
         self.from_loss: dict[str, list[float]] = defaultdict(list)
-        """From the last message that the old master took to the first of the new one, in seconds, by kind of loss."""
+        """Seconds from the last message of the old master to the first of the new one, by kind of loss."""
         self.from_order: list[float] = []
-        """From the beginning of the promotion, where a watcher promotes from the loss."""
+        """Seconds from the start of the promotion; with a watcher, from the loss."""
 
     def __str__(self) -> str:
         return (
@@ -107,7 +107,7 @@ class Figures:
         )
 
     def times(self) -> str:
-        """Each time without a master that takes messages, as JSON, so that runs can be put together."""
+        """The times without a master that accepts messages, as JSON, so that runs can be combined."""
         return json.dumps({loss: [round(each, 2) for each in times] for loss, times in self.from_loss.items()})
 
 
@@ -185,7 +185,7 @@ class Group:
             nursery.cancel_scope.cancel()
 
     def tell(self, text: str) -> None:
-        """Note a step for who reads of a failure."""
+        """Record a step for the report of a failure."""
         self.story.append(f"{datetime.now():%H:%M:%S.%f} {text}")
 
     # ------------------------------------------------------------------------------------------------------ a round
@@ -295,7 +295,7 @@ class Group:
         raise AssertionError(f"no master and its slaves in {AGAIN_S:g} s: {states}")
 
     def states(self) -> dict[int, str]:
-        """What each broker is."""
+        """The state of each broker."""
         found: dict[int, str] = {}
         for number in range(self.cluster.count):
             try:
@@ -340,7 +340,7 @@ class Group:
             await self.until(lambda: self.answers(old), f"broker {old} is there")
 
     async def nothing(self, _slave: int) -> None:
-        """No fault but the loss of the master."""
+        """Inject no fault besides the loss of the master."""
 
     async def lag(self, slave: int) -> None:
         """The master goes on while the slave gets nothing of it, or cannot answer."""
@@ -359,12 +359,12 @@ class Group:
         await self.until(lambda: self.answers(slave), f"broker {slave} is there")
 
     async def kill(self, number: int) -> bool:
-        """Whether the process goes on afterwards."""
+        """Whether the process survives this fault."""
         await self.cluster.kill(number)
         return False
 
     async def stop(self, number: int) -> bool:
-        """In order: it lets its slaves have all it has."""
+        """Stop the broker cleanly: it sends its slaves everything first."""
         await self.cluster.stop(number)
         return False
 
@@ -377,7 +377,7 @@ class Group:
         return True
 
     async def isolate(self, number: int) -> bool:
-        """From who promotes, and in one or both directions from some of the others."""
+        """Cut the broker off from the promoting side, and in one or both directions from some of the others."""
         peers = [NAMES, CLIENTS, *(self.cluster.label(slave) for slave in self.slaves)]
         own = self.cluster.label(number)
         for peer in [peer for peer in peers if self.chance.random() < 0.6]:
@@ -388,7 +388,7 @@ class Group:
         return True
 
     async def promote(self) -> float:
-        """By the code of ``gantrymq cluster promote``, again until it succeeds; never without a slave that is there.
+        """Promote by the code of ``gantrymq cluster promote`` until it succeeds; never without a connected slave.
 
         Who promotes while a slave is away that has confirmed messages may lose them, with one confirmation each.
         When the attempt that succeeded began.

@@ -99,7 +99,7 @@ class Appended:
 @pytest.mark.parametrize("advertise", ["127.0.0.1:10911", "[2001:db8::1]:10911"], ids=["ipv4", "ipv6"])
 @pytest.mark.slow
 async def test_a_response_header_holds_the_ids_of_the_largest_batch(tmp_path: Path, kind: int, advertise: str) -> None:
-    """With messages of 16 MiB a batch could have 700,000; a header's length has 24 bits."""
+    """A batch of 16 MiB could have 700,000 messages, but the length of a header has 24 bits."""
     given = {
         "store.max_message_bytes": f"{16 * MIB}",
         "limits.frame_bytes": f"{17 * MIB}",
@@ -152,7 +152,7 @@ async def is_found(channel: Channel, key: str) -> bool:
 
 
 def count_entries(folder: Path) -> int:
-    """How many entries the only file of the index has, by its header."""
+    """The number of entries in the header of the only index file."""
     [path] = (folder / "index").iterdir()
     return int.from_bytes(path.read_bytes()[36:40], "big") - 1  # they are numbered from 1
 
@@ -161,7 +161,7 @@ def count_entries(folder: Path) -> int:
 async def test_a_memory_error_during_an_append_stops_the_broker_without_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """It used to go on, with queue offsets that no record has: what it acknowledged then was never readable."""
+    """It once continued with queue offsets without records, so that later acknowledged messages were unreadable."""
     from gantrymq.kernel.store.log import commitlog
 
     real, armed = commitlog.encode_rows, [False]

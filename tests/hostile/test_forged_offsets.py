@@ -97,7 +97,7 @@ async def test_a_forged_half_message_ends_no_other_transaction(tmp_path: Path, s
 @STRATEGIES
 @pytest.mark.parametrize(("topic", "queue_id"), [("SCHEDULE_TOPIC_XXXX", 3), ("never-created", 0), ("mine", 4711)])
 async def test_a_forged_half_message_writes_nowhere(tmp_path: Path, strategy: str, topic: str, queue_id: int) -> None:
-    """Not into a system topic, not into one that was never created, not into a queue that the topic has not."""
+    """Targets are refused: a system topic, a topic that was never created, a queue that the topic lacks."""
     async with attacked(tmp_path, strategy) as attack:
         for table_offset in range(3):
             forged = await attack.forge(forged_half(strategy, table_offset, topic, queue_id))
@@ -165,7 +165,7 @@ async def test_a_forged_discarded_message_is_not_resumed(tmp_path: Path, strateg
 
 
 async def nothing_at(attack: Attack, offset: int) -> None:
-    """Nothing at ``offset`` can be read (33), sent back to be consumed again (36) or consumed on order (309)."""
+    """Requests for ``offset`` are refused: view (33), send back (36) and consume directly (309)."""
     seen: list[Command] = []
 
     async def consume(command: Command) -> Command | None:

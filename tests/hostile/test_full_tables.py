@@ -15,7 +15,7 @@ from gantrymq.testing.requests import send
 
 @pytest.mark.trio
 async def test_a_broker_starts_with_the_maximum_number_of_topics(tmp_path: Path) -> None:
-    """It could not: the topics of transactions and delays counted, and were refused when they came last."""
+    """It once failed: the topics of transactions and delays counted, and were refused when they came last."""
     settings = {"plugins__disable": "transaction,delay", "plugin__topics__max_topics": "1"}
     async with broker_and_channel(tmp_path, **settings) as (_, channel):
         assert (await channel.call(send("First", b"x"))).code == ResponseCode.SUCCESS

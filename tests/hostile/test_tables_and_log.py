@@ -121,7 +121,7 @@ async def max_offset(channel: Channel, topic: str) -> int:
 
 
 def lose_queues(cluster: Cluster) -> None:
-    """As a broken file system check does: all queues must be built from the log again."""
+    """Delete all queues, as a failed file system check does, so that they are built from the log again."""
     env = cluster.machine(HOST).env
     for name in [name for name in env.files if name.startswith("store/consumequeue/")]:
         env.unlink(name)
@@ -165,7 +165,7 @@ def test_a_deleted_topic_stays_deleted_and_a_new_one_of_its_name_starts_empty(en
 
 
 def test_a_deletion_beyond_a_lost_log_tail_deletes_no_later_message() -> None:
-    """With asynchronous flush a power cut takes the log back behind the deletion."""
+    """With asynchronous flush, a power cut truncates the log before the deletion."""
 
     async def scenario(cluster: Cluster) -> None:
         broker = await cluster.start_broker(HOST, settings=ASYNC)
@@ -190,7 +190,7 @@ def test_a_deletion_beyond_a_lost_log_tail_deletes_no_later_message() -> None:
 @pytest.mark.parametrize("waits", ["level", "timed", "half message"])
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_a_message_that_waited_while_its_topic_was_deleted_does_not_restore_the_topic(waits: str, end: str) -> None:
-    """It is delivered after the deletion, so the deletion does not cover it: the next start created the topic again."""
+    """It is delivered after the deletion, which does not cover it; the next start once created the topic again."""
     properties = {"level": "DELAY\x013", "timed": "TIMER_DELAY_MS\x0110000", "half message": ""}[waits]
 
     async def scenario(cluster: Cluster) -> None:
@@ -235,7 +235,7 @@ def test_a_message_that_waited_while_its_topic_was_deleted_does_not_restore_the_
 
 @pytest.mark.parametrize("loss", ["full disk", "deleted file"])
 def test_acknowledged_messages_of_an_unregistered_topic_are_readable_after_a_kill(loss: str) -> None:
-    """On a full disk topics.json could not be written, and the topic was gone with the process."""
+    """topics.json cannot be written on a full disk, and the topic was once lost with the process."""
 
     async def scenario(cluster: Cluster) -> None:
         machine = cluster.machine(HOST)
@@ -280,7 +280,7 @@ async def several_files(cluster: Cluster) -> list[str]:
 
 
 def test_a_missing_oldest_log_file_refuses_the_start_after_a_crash() -> None:
-    """No gap between files shows it, and RocketMQ starts without a word."""
+    """There is no gap between files in this case, and RocketMQ starts without an error."""
 
     async def scenario(cluster: Cluster) -> None:
         machine = cluster.machine(HOST)
@@ -320,7 +320,7 @@ def test_a_missing_oldest_log_file_is_reported_after_a_clean_stop() -> None:
 
 @pytest.mark.parametrize("room", [None, 0])
 def test_files_deleted_by_retention_are_not_reported_as_missing(room: int | None) -> None:
-    """Not on a disk without room for another byte either, where they must go most of all."""
+    """The same holds on a full disk, where deletions matter most."""
 
     async def scenario(cluster: Cluster) -> None:
         machine = cluster.machine(HOST)
@@ -341,7 +341,7 @@ YEAR_S = 365 * 24 * 3600
 
 
 def test_a_store_with_future_timestamps_is_refused_or_started_on_request() -> None:
-    """One start with a clock a year ahead, and everything timed came early for years."""
+    """One start with a clock a year ahead once made all timed messages early for years."""
 
     async def scenario(cluster: Cluster) -> None:
         machine = cluster.machine(HOST)

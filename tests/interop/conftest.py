@@ -171,7 +171,7 @@ def node_client(lasting_homes: Homes) -> ForeignClient:
 
 @pytest.fixture(scope="session")
 def servers(lasting_homes: Homes) -> Iterator[ExitStack]:
-    """What is entered here is stopped at the end of the session, before its folders go."""
+    """Contexts entered here end with the session, before its folders are deleted."""
     with ExitStack() as stack:
         yield stack
 
@@ -236,7 +236,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module", params=SYSTEMS)
 def system(request: pytest.FixtureRequest) -> System:
-    """What is tested: ours, unless the oracle was asked for."""
+    """The system under test: ours, unless the oracle is requested."""
     chosen: System = request.getfixturevalue("java_system" if request.param == "java" else "gantry")
     return chosen
 

@@ -34,7 +34,7 @@ CACHE = cache_folder(HERE / ".cache")
 
 
 def prepare(find: Callable[[], object]) -> str:
-    """What is missing for it, if anything."""
+    """Call ``find`` and return its error about a missing tool, if any."""
     try:
         find()
     except ToolMissing as missing:

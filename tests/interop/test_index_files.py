@@ -81,7 +81,7 @@ def end(running: Running, how: str) -> None:
 
 
 def find(peer: RawPeer, topic: str, key: str, *, unique: bool = False, most: int = 64) -> list[Record]:
-    """What the broker finds, without those of which the client would see that they have another key."""
+    """The messages that the broker finds, without those that a client drops because of another key."""
     ext = {"topic": topic, "key": key, "maxNum": str(most), "beginTimestamp": "0", "endTimestamp": str(2**63 - 1)}
     answer = peer.ask(Command(RequestCode.QUERY_MESSAGE, {**ext, UNIQUE_KEY_QUERY: str(unique).lower()}))
     assert answer is not None
@@ -150,7 +150,7 @@ def test_keys_indexed_by_our_broker_are_found_by_java_and_by_ours_again(
 def test_java_continues_an_index_after_our_crash_and_we_find_all_keys(
     java4_client: ForeignClient, brokers: Brokers, tmp_path: Path
 ):
-    """Java deletes what its checkpoint does not vouch for and indexes what follows; we build what it left out."""
+    """Java deletes the files that its checkpoint does not cover and indexes only new messages; ours fills the gap."""
     store, topic, count = tmp_path / "store", "IndexCrash", 3 * EACH
     with brokers.ours(store) as first:
         sent = java4_client.produce(first.nameserver, topic, EACH, seed=SEED, modes="sync,async,batch")

@@ -33,7 +33,7 @@ TESTS = ("TLS_IT", "TLS_Mix_IT", "TLS_Mix2_IT")
 SENT = 16
 """Messages of each test."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""What the tests call their topics."""
+"""Names of the tests' topics."""
 
 
 TESTS_OF_5: Final = ("TlsIT", "TlsMixIT", "TlsMix2IT")
@@ -42,7 +42,7 @@ VARIABLE_OF_5: Final = "GANTRYMQ_ROCKETMQ_SOURCE"
 
 
 def run_tests(java: Java, home: Path, nameserver: str, broker: str, names: Sequence[str] = TESTS) -> str:
-    """What JUnit prints about the tests."""
+    """JUnit's output about the tests."""
     properties = {
         "gantrymq.nameserver.port": nameserver.rpartition(":")[2],
         "gantrymq.broker": broker,

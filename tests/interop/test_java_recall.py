@@ -47,8 +47,8 @@ NO_HANDLES = ("", "v1", f"v1 {TOPIC} {NAME} LATER", f"v2 {TOPIC} {NAME} LATER ke
 
 
 @attrs.frozen
-class Told:
-    """What one broker let its clients see: answers to the producer by name, codes of raw requests, and arrivals."""
+class Observed:
+    """The results of one broker: responses to the producer by name, codes of raw requests, and delivered messages."""
 
     recalled: dict[int, tuple[int, bool]]
     bad: dict[str, tuple[int, str]]

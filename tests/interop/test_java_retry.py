@@ -29,11 +29,11 @@ Homes = Callable[[str], Path]
 LEVELS = "1s 2s 3s " + " ".join(["1s"] * 15)
 """The first return of a message waits three seconds (level 3), each further one a second."""
 DELAYS_MS = {1: 1000, 2: 2000, 3: 3000}
-"""Of the levels that differ."""
+"""The delays of the levels that differ."""
 PROMPT_MS = 2_500
-"""How late the earliest message is at most."""
+"""The longest delay of the earliest message."""
 LATE_MS = 20_000
-"""How late any message may be on a busy machine."""
+"""The longest delay of any message on a busy machine."""
 
 
 @attrs.frozen
@@ -46,7 +46,7 @@ class System:
 
 @contextmanager
 def ours(homes: Homes, store: Path, levels: str) -> Iterator[System]:
-    """GantryMQ on a store; stopped in order at the end."""
+    """GantryMQ on a store, with a clean stop at the end."""
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ["serve", "--data", str(store), "--listen", broker, "--nameserver-listen", nameserver, *LATE_DISK]
     with gantrymq_child([*serve, "--set", f"plugin.delay.levels={levels}"], homes("ours") / "serve.err") as child:
@@ -57,7 +57,7 @@ def ours(homes: Homes, store: Path, levels: str) -> Iterator[System]:
 
 @contextmanager
 def theirs(java: Java, homes: Homes, store: Path, levels: str) -> Iterator[System]:
-    """RocketMQ on a store; stopped in order at the end."""
+    """RocketMQ on a store, with a clean stop at the end."""
     nameserver = start_nameserver(java, homes("java-nameserver"))
     try:
         server = start_broker(
@@ -72,12 +72,12 @@ def theirs(java: Java, homes: Homes, store: Path, levels: str) -> Iterator[Syste
 
 
 ORACLE = pytest.param("java", marks=pytest.mark.soak(2, among="RocketMQ's broker"))
-"""It shows that the tests are right, and has not changed since yesterday."""
+"""RocketMQ's broker, as the reference that shows that the tests are right."""
 
 
 @pytest.fixture(scope="module", params=["gantrymq", ORACLE])
 def pair(request: pytest.FixtureRequest, java: Java, homes: Homes) -> Iterator[System]:
-    """Each of the two, one after the other."""
+    """The two brokers, one after the other."""
     store = homes("store")
     running = ours(homes, store, LEVELS) if request.param == "gantrymq" else theirs(java, homes, store, LEVELS)
     with running as system:

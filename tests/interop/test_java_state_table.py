@@ -23,7 +23,7 @@ SETTINGS = (
     "transaction.file_rows=1000", "flush.mode=async",
 )  # fmt: skip
 ORDERS = {0: ("commit", "commit"), 1: ("rollback", "rollback"), 2: ("unknown", "commit"), 3: ("unknown", "rollback")}
-"""By message: the outcome of its local branch, and what its producer answers when it is asked."""
+"""For each message, the outcome of its local branch and the producer's response to a check-back."""
 
 
 def holds_two(received: Sized) -> bool:
@@ -31,7 +31,7 @@ def holds_two(received: Sized) -> bool:
 
 
 def wait_quiet(transactor: Transactor) -> None:
-    """Until a whole interval has passed without a check-back: the broker repeats one whose answer takes so long."""
+    """Wait until an interval has passed without a check-back: the broker repeats one without a response by then."""
     known, deadline = -1, time.monotonic() + 30
     while known != len(transactor.checks):
         assert time.monotonic() < deadline, "the broker checks ended transactions"

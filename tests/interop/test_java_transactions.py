@@ -74,8 +74,8 @@ ORDERS = {
     FORGOTTEN: Order("unknown", "unknown"),
     CHECK_RAISED: Order("unknown", "raise,commit"),
 }
-ANEW_SECONDS = {"gantrymq": 60.0, "java": 5.0}
-"""How long a check of a resumed transaction is awaited; RocketMQ's never comes."""
+RESUME_SECONDS = {"gantrymq": 60.0, "java": 5.0}
+"""The wait for a check-back of a resumed transaction; RocketMQ never sends one."""
 VISIBLE = {COMMITTED, CHECKED, NOTHING, RAISED, TWICE, DELAYED, IMMUNE, CHECK_RAISED}
 ASKED = {CHECKED: 1, DENIED: 1, NOTHING: 1, RAISED: 1, TWICE: 2, IMMUNE: 1, FORGOTTEN: CHECK_MAX, CHECK_RAISED: 2}
 """Check-backs of each transaction. A broker repeats one whose answer takes longer than the interval."""
@@ -83,7 +83,7 @@ ASKED = {CHECKED: 1, DENIED: 1, NOTHING: 1, RAISED: 1, TWICE: 2, IMMUNE: 1, FORG
 
 @attrs.frozen
 class Story:
-    """What one client saw of one broker."""
+    """The results of one client at one broker."""
 
     broker: str
     topic: str
@@ -108,8 +108,8 @@ class Story:
 
 
 @attrs.frozen
-class Told:
-    """What both clients saw, what the broker put aside, and what it said to those who wanted it asked about anew."""
+class Observed:
+    """The results of both clients, the discarded half messages, and the responses to resume requests."""
 
     stories: dict[str, Story]
     aside: list[DeliveredRecord]
@@ -234,8 +234,8 @@ def clients(java4_client: ForeignClient, java5_client: ForeignClient) -> dict[st
 
 
 @pytest.fixture(scope="module")
-def told_by_both(java: Java, homes: Homes, clients: dict[str, ForeignClient]) -> dict[str, Told]:
-    """By broker. Both run at the same time: most of it is waiting for checks."""
+def observed_by_both(java: Java, homes: Homes, clients: dict[str, ForeignClient]) -> dict[str, Observed]:
+    """The results by broker. Both run at the same time, because most of it is waiting for check-backs."""
 
     def play(broker: str, system: AbstractContextManager[str]) -> Told:
         with system as nameserver:
@@ -339,8 +339,8 @@ def test_a_resumed_transaction_is_checked_back_again(told_by_gantrymq: Told, tol
 
 
 def looks(story: Story) -> dict[str, object]:
-    """All that clients saw, but for ids and times."""
-    # which half message was the first of a transaction is told by RocketMQ's copies of immune ones only, by all of ours
+    """The results of clients without ids and times."""
+    # RocketMQ names the first half message of a transaction only in copies of immune ones, our broker in all copies
     own = {
         "UNIQ_KEY", "MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME", "REAL_QID", "TRAN_PREPARED_QUEUE_OFFSET",
     }  # fmt: skip

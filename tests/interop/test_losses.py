@@ -25,7 +25,7 @@ TAKEN = {"SEND_OK", "SLAVE_NOT_AVAILABLE"}
 
 @attrs.frozen
 class Server:
-    """One of the cluster."""
+    """One server of the cluster."""
 
     pid: int
     address: str
@@ -44,12 +44,12 @@ def until_ready(cluster: Child) -> tuple[str, dict[str, Server]]:
 
 
 def has_slave(master: Server) -> bool:
-    """Whether the master says so."""
+    """Whether the master reports a slave."""
     return '"haSlaves":"1"' in ask(master.address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body.decode()
 
 
 def has_route(nameserver: str, topic: str) -> bool:
-    """Whether both masters have registered the topic there."""
+    """Whether both masters have registered the topic at this nameserver."""
     route = ask(nameserver, Command(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})).body
     return b"broker-a" in route and b"broker-b" in route
 

@@ -26,7 +26,7 @@ Shape = dict[str, tuple[str, frozenset[str]]]
 
 
 def story(nameserver: str) -> None:
-    """Some messages, one of them delayed, and a consumer who reads and says so."""
+    """Send some messages, one of them delayed, which a consumer reads and acknowledges."""
     with sync.connect(nameserver) as client, client.producer("P") as producer:
         for _ in range(5):
             producer.send("metrics", b"x" * 100)

@@ -31,7 +31,7 @@ NAMES = (THEIRS, THEIRS5)
 STOPPED_SECONDS = 5.0
 SENDERS = 8
 ATTEMPT_SECONDS = 1.0
-"""How long a send waits for a broker that does not answer: a third of its timeout, since it has three attempts."""
+"""A send's wait for a silent broker: a third of its timeout, since it has three attempts."""
 
 
 @attrs.frozen
@@ -59,7 +59,7 @@ def our_broker(nameservers: str, home: Path, name: str = OURS) -> Child:
 
 
 def is_ready(line: str) -> bool:
-    """Whether a server of ours says that clients may come."""
+    """Whether a server of ours reports that it is ready for clients."""
     return line.startswith("ready")
 
 
@@ -113,7 +113,7 @@ def test_python_senders_go_on_through_others_while_a_java_broker_is_stopped(
     topic, pid = names("t"), mixed.pids[stopped]
     sent: set[str] = set()
     waited: list[float] = []
-    """Of those sent while the broker was stopped, in seconds."""
+    """Durations of sends while the broker was stopped, in seconds."""
 
     async def wait_for_all(client: gantrymq.Client) -> None:
         with anyio.fail_after(60):

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 Homes = Callable[[str], Path]
 LONG = "GANTRYMQ_HA_MESSAGES" in os.environ
-"""With it RocketMQ's slave, which takes its time, is started a second time."""
+"""Whether this is a long run, which starts RocketMQ's slow slave a second time."""
 MESSAGES = int(os.environ.get("GANTRYMQ_HA_MESSAGES", "1000"))
 
 PATIENCE_S = max(60.0, MESSAGES / MESSAGES_A_SECOND)

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.once, pytest.ma
 Homes = Callable[[str], Path]
 NAME, TOPIC = "timer-ha", "TimerHa"
 WAIT_S = 45
-"""When the last message is due: until then the slave gets a checkpoint and becomes the master."""
+"""The delay of the last message: before it is due the slave gets a checkpoint and becomes the master."""
 PATIENCE_S = 60.0
 QUIET_S = 4.0
 
@@ -70,7 +70,7 @@ def checkpoint(path: Path) -> tuple[int, int]:
 
 
 def delivered(store: Path) -> Counter[bytes]:
-    """What lies in queue 0 of the topic."""
+    """The messages in queue 0 of the topic."""
     opened = Store(SystemEnv(), str(store))
     opened.open()
     try:
@@ -88,7 +88,7 @@ def check_waiting(begun: float) -> None:
 
 
 def wait_delivered(address: str) -> None:
-    """Until all messages are delivered, and for some seconds in which more would come."""
+    """Wait until all messages are delivered, and some seconds more for duplicates."""
     offset = Command(RequestCode.GET_MAX_OFFSET, {"topic": TOPIC, "queueId": "0"})
     wait_for(lambda: int((ask(address, offset).ext or {}).get("offset", 0)) >= 3, WAIT_S + PATIENCE_S)
     time.sleep(QUIET_S)

@@ -65,7 +65,7 @@ def sites(java: Java, homes: Callable[[str], Path]) -> Iterator[tuple[Site, Site
 
 @pytest.fixture(scope="module")
 def texts(java: Java, sites: tuple[Site, Site], homes: Callable[[str], Path]) -> Texts:
-    """What each case printed of the Java system and of ours, made comparable."""
+    """The normalized output of each case for the Java system and for ours."""
     found: Texts = {}
     values: list[dict[str, str]] = [{}, {}]
 

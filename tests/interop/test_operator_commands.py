@@ -382,7 +382,7 @@ def test_a_batch_a_stream_and_an_export_have_what_the_sink_wrote(
         return sorted((row.body, row.tags, row["keys"], row.price) for row in rows)
 
     def copy() -> None:
-        """From the checkpoint to the present end, by the source and the sink of streams."""
+        """Copy from the checkpoint to the current end by the source and the sink of streams."""
         stream = spark.readStream.format("gantrymq").options(
             **at, topic=written, startingOffsets="earliest", maxOffsetsPerTrigger="150", groupId=group
         )

@@ -20,7 +20,7 @@ SETTINGS = ("plugin.locks.expire_after=1h", "plugin.locks.free_after_disconnect=
 
 @pytest.fixture(scope="module")
 def nameserver(homes: Callable[[str], Path]) -> Iterator[str]:
-    """Of our broker, whose locks do not expire."""
+    """The nameserver of our broker, whose locks do not expire."""
     home = homes("orderly")
     broker, nameserver = (f"127.0.0.1:{port}" for port in free_ports(2))
     serve = ["serve", "--data", str(home / "data"), "--listen", broker, "--nameserver-listen", nameserver]

@@ -63,7 +63,7 @@ def talking(
 
 
 def make_requests(child: Partner, mode: str, first: int, count: int, timeout_ms: int = 20_000) -> list[dict[str, Any]]:
-    """What became of so many requests."""
+    """Make ``count`` requests and return their outcomes."""
     child.say(f"{mode} {first} {count} {timeout_ms}")
     outcomes: list[dict[str, Any]] = []
     for event in child.events(timeout=60):

@@ -245,7 +245,7 @@ REQUESTS: tuple[Request, ...] = (
 
 @pytest.fixture(scope="module")
 def nameserver(java: Java, homes: Callable[[str], Path]) -> Iterator[str]:
-    """Where RocketMQ's brokers register."""
+    """The nameserver of RocketMQ's brokers."""
     server = start_nameserver(java, homes("answers-nameserver"))
     yield server.address
     server.discard()
@@ -466,7 +466,7 @@ SYS_FLAGS = {"UnitAndSub": 3, "OnlySub": 2}
 
 
 def test_both_brokers_create_and_register_topics_the_same_way(pairs: tuple[Pair, Pair]) -> None:
-    """Unit mode and namespaces: flags, queues and permissions of what is created, and who asks for which of them."""
+    """Unit mode and namespaces: flags, queues and permissions of created topics, and the lists that contain them."""
     configs, lists = [], []
     for broker, nameserver in pairs:
         for name, flag in SYS_FLAGS.items():
@@ -487,7 +487,7 @@ def test_both_brokers_create_and_register_topics_the_same_way(pairs: tuple[Pair,
 
 
 def wait_for_lists(nameserver: str) -> dict[str, list[str]]:
-    """Which of the topics a nameserver lists where, as soon as it knows all of them."""
+    """For each list of a nameserver, its topics among ``topics``, once it knows all of them."""
     asked = {
         "all": Command(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER),
         "cluster": Command(Code.GET_TOPICS_BY_CLUSTER, {"cluster": "DefaultCluster"}),
@@ -533,7 +533,7 @@ def wait_for_permission(nameserver: str, name: str, allowed: int) -> int:
 
 @pytest.mark.parametrize("wanted", ["*", "A"])
 def test_both_brokers_serve_pulls_from_disk_the_same(brokers: tuple[str, str], wanted: str) -> None:
-    """Where no part of the memory counts, each message is on the disk; then limits are changed by RocketMQ's names."""
+    """With a memory share of zero, each message counts as on disk; limits then change by RocketMQ's names."""
     found: list[list[object]] = []
     changes = (
         "accessMessageInMemoryMaxRatio=0",

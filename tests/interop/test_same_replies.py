@@ -44,7 +44,7 @@ ONLY_5 = {
     "without a body": "RocketMQ 5.3.3 answers 1, a NullPointerException",
     "without the optional fields": "RocketMQ 5.3.3 pushes their defaults",
 }
-"""What RocketMQ 5.3.3 does in another way than 4.9.7, whose behaviour ours is."""
+"""Where RocketMQ 5.3.3 differs from 4.9.7, which our broker follows."""
 
 
 def reply(code: int = SHORT, given: dict[str, str] | None = None, body: bytes = b"42", **changes: object) -> Command:
@@ -104,7 +104,7 @@ REFUSED: tuple[Case, ...] = (
 
 @attrs.frozen
 class Seen:
-    """What came of a reply: the answer, the push without its times and addresses, and what was stored."""
+    """The results of a reply: the response, the push without times and addresses, and the stored message."""
 
     code: int
     remark: str | None

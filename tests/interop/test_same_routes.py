@@ -28,7 +28,7 @@ from support.processes import free_ports, gantrymq_child, wait_for
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 
 OLDER, NEWER = 407, 485
-"""What the asking side says of its version: 4.9.7, 5.3.3."""
+"""Version numbers in requests: 4.9.7, 5.3.3."""
 NEWER_CODES = {Code.GET_BROKER_MEMBER_GROUP, Code.BROKER_HEARTBEAT, Code.REGISTER_TOPIC_IN_NAMESRV}
 """RocketMQ 4.9.7 does not answer a request that it does not know, not even that."""
 UNLIKE = {
@@ -86,7 +86,7 @@ def route(name: str, topic: str, version: int = NEWER, **ext: str) -> Step:
 
 
 def broker(name: str, number: int) -> dict[str, str]:
-    """Who a broker says it is."""
+    """The registration fields of a broker."""
     host = f"10.0.{'abcdefgh'.index(name[-1])}.{number}"
     return {"brokerName": name, "brokerId": str(number), "clusterName": "C", "brokerAddr": f"{host}:10911"}
 
@@ -166,12 +166,12 @@ def nameservers(java: Java, java5: Java, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def answers(nameservers: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Of each nameserver, by the step's name."""
+    """The responses of each nameserver by the name of the step."""
     return {name: play(address, name == "4.9.7") for name, address in nameservers.items()}
 
 
 def play(address: str, older: bool) -> dict[str, Any]:
-    """The script's answers; without the newer requests for who is ``older``."""
+    """The script's responses; an ``older`` nameserver does not get the newer requests."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), 10) as link:
         asked = [step for step in SCRIPT if not older or step.command.code not in NEWER_CODES]

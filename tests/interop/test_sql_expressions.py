@@ -19,7 +19,7 @@ BEHIND = (
     " LIKE 'x'", " b", ")", " ;", " NOT x", " NOT", " IS x", " IS", " AND", " 'x", " -- c", ", 5", " ANDb = 1", "07",
     " #", " b ; 'x", " /* x", " (", " TRUE", " IN", " NOTb", " - 1", " + a",
 )  # fmt: skip
-"""What does not belong there, behind one expression in eight."""
+"""Invalid endings, appended to one expression in eight."""
 NAMES = ("a", "b", "_c", "$d")
 VALUES = (
     "1", "2", "-3", "+4", "1.5", "1e3", "x", "it's", "true", "False", "2147483648", "9223372036854775808", "NaN",

@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.once, pytest.mark.interop, pytest.mark.slow]
 Homes = Callable[[str], Path]
 
 POLICY = GroupRetryPolicy("EXPONENTIAL", ExponentialRetryPolicy(1000, 60_000, 3))
-"""Of a group, for 5.3.3; 4.9.7 forgets it, and attributes, when it writes the files."""
+"""The retry policy of a group for 5.3.3; 4.9.7 drops it, and attributes, when it writes the files."""
 
 
 @pytest.fixture(params=["java", "java5"])

@@ -261,7 +261,7 @@ def test_java_opens_a_repaired_store_and_one_that_was_restored_from_s3(
 
 
 def written_extensions(store: Path) -> dict[str, bytes]:
-    """By queue, all files of its extension in a row."""
+    """The concatenated extension files of each queue."""
     folders = sorted((store / "consumequeue_ext").glob("*/*"))
     whole = {folder: b"".join(path.read_bytes() for path in sorted(folder.iterdir())) for folder in folders}
     return {f"{folder.parent.name}/{folder.name}": data for folder, data in whole.items() if data}

@@ -35,11 +35,11 @@ TOPIC = "TimerCrossing"
 NAME = "crossing"
 SECOND_MS = 1000
 PROMPT_MS = 5_000
-"""How late the earliest message is at most."""
+"""The longest delay of the earliest message."""
 LATE_MS = 20_000
-"""How late any message may be on a busy machine."""
+"""The longest delay of any message on a busy machine."""
 QUIET_S = 3
-"""Nothing else comes where nothing came for so long after all was due."""
+"""The silence after the last due message that shows that no other one follows."""
 
 
 @attrs.frozen
@@ -110,7 +110,7 @@ async def fill(running: Running, now: int) -> tuple[dict[bytes, int], bytes]:
 
 
 def delivered(store: Path) -> list[Record]:
-    """What lies in queue 0 of the topic, but for the first, which was never delayed."""
+    """The messages in queue 0 of the topic without the first, which was never delayed."""
     opened = Store(SystemEnv(), str(store))
     opened.open()
     try:
@@ -123,7 +123,7 @@ def delivered(store: Path) -> list[Record]:
 
 
 async def wait_for_the_last(running: Running, due: int, count: int) -> None:
-    """Until the last message is due, the queue has ``count``, and it has stood still for a while."""
+    """Wait until the last message is due, the queue has ``count``, and no other message has followed for a while."""
     await sleep_until(due)
     with trio.fail_after(60):
         while await max_offset(running) < count:  # noqa: ASYNC110

@@ -44,7 +44,7 @@ CHANGES = [
     "+message.type=A=B",
     "-message.type",
 ]
-"""One after the other, on one topic."""
+"""Changes of one topic, one after the other."""
 CREATIONS = [
     "-message.type",
     "+color=red",
@@ -53,7 +53,7 @@ CREATIONS = [
     "+message.type=MIXED",
     "+cleanup.policy=DELETE,+reserve.time=5",
 ]
-"""Each creates a topic, or not."""
+"""Requests that create a topic or are refused."""
 GROUP = {
     "retryMaxTimes": 3, "consumeMessageOrderly": True, "consumeTimeoutMinute": 20, "groupSysFlag": 1,
     "groupRetryPolicy": {

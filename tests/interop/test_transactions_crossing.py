@@ -37,11 +37,11 @@ DELAY_MS = {1: 1_000, 2: 15_000}
 """Level 1 is due while no broker runs; level 2 when the other one does, unless the machine is slow."""
 LEVELS = "1s 15s " + " ".join(["1s"] * 16)
 PROMPT_MS = 5_000
-"""How late the earliest delayed message is at most."""
+"""The longest delay of the earliest delayed message."""
 LATE_MS = 20_000
-"""How late any delayed message may be on a busy machine."""
+"""The longest delay of any delayed message on a busy machine."""
 INTERVAL_MS = 3_000
-"""Between two rounds of checks: what is to be ended without a check has so much time after the start."""
+"""The time between two check scans, and so the time after the start to end transactions without a check-back."""
 RECORDED_TOPIC, RECORDS = "RecordedHalves", 5
 NEVER_MS = 600_000
 """The first broker does not ask: RocketMQ's would store each open half message again."""
@@ -67,7 +67,7 @@ class Running:
     address: str
     nameserver: str
     ready: float
-    """When it could be asked, in ms since 1970."""
+    """When it could receive a check-back, in ms since 1970."""
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def stop(running: Running) -> None:
 
 @attrs.frozen
 class Crossed:
-    """What was sent to the first broker, what the second one answered, asked and delivered, and the whole log."""
+    """Messages to the first broker; responses, check-backs and deliveries of the second one; and the whole log."""
 
     topic: str
     halves: dict[int, SentHalf]
@@ -191,7 +191,7 @@ def half_of(store: Path, sent: SentHalf) -> Record:
 
 @pytest.fixture(scope="module")
 def all_crossed(java: Java, own_nameserver: str, homes: Homes, java4_client: ForeignClient) -> dict[str, Crossed]:
-    """By who wrote the store first."""
+    """The results by the first writer of the store."""
     stores = {writer: homes(f"store-{writer}") for writer in ("gantrymq", "java")}
     topics = {writer: f"{TOPIC}-{writer}" for writer in stores}
     with (
@@ -326,7 +326,7 @@ def ends_of(running: Running, topic: str) -> dict[str, int]:
 
 
 def half_offsets(running: Running) -> int:
-    """How many half messages the broker has written, copies among them."""
+    """The number of half messages that the broker has written, including copies."""
     answer = ask(running.address, Command(RequestCode.GET_MAX_OFFSET, {"topic": TRANS_HALF_TOPIC, "queueId": "0"}))
     return int((answer.ext or {})["offset"])
 

@@ -39,7 +39,7 @@ class Guard:
 
 
 def chain(*guards: Any) -> tuple[Callable[[list[Request]], None], list[list[int]]]:
-    """What takes requests, and the opaques of those that came through, call by call."""
+    """A handler of requests, and the opaques of the permitted ones for each call."""
     taken: list[list[int]] = []
     manager = PluginManager([(guard.name, guard) for guard in guards], hookspecs)
     take = authorized(manager, lambda rows: taken.append([row.command.opaque for row in rows]), lambda: 0.0)

@@ -27,7 +27,7 @@ def batch(request: pytest.FixtureRequest) -> Any:
 
 
 def append(batch: Any) -> None:
-    """As the log does."""
+    """Place the batch as the log does."""
     batch.place(LOG_END, 1)
     for at, row in enumerate(batch.live):
         batch.offsets[row], batch.sizes[row], batch.queue_offsets[row] = LOG_END + 10 * at, 10, 30 + at

@@ -687,7 +687,7 @@ def test_an_object_that_cannot_be_stored_leaves_no_part(
 
 
 def leave_remains(place: FolderTarget, folder: Path) -> None:
-    """What a killed backup leaves: an object without a manifest, and one that is written half."""
+    """Leave the objects of a killed backup: one without a manifest, and one that is incomplete."""
     place.write(f"log/{0:020d}-0123456789abcdef-deadbeef", b"x")
     for name in ("log/.00.part", "state/.00.part", "backups/.00.json.part"):
         (folder / name).write_bytes(b"x")

@@ -138,7 +138,7 @@ async def test_static_topics_are_mapped_only_for_own_brokers(tmp_path: Path) -> 
 
 
 async def test_every_change_needs_an_identity_and_reading_needs_none(tmp_path: Path) -> None:
-    """On loopback too. A broker's identity is refused where an administrator is needed."""
+    """This holds on loopback too, and a broker's identity is refused where an administrator is needed."""
     of_brokers = {103, 104, 217, 322, 904}
     put = Command(RequestCode.PUT_KV_CONFIG, {"namespace": "N", "key": "k", "value": "v"})
     async with guarded(tmp_path) as server:

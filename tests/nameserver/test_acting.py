@@ -187,7 +187,7 @@ def static_topics(*names: str, broker: str, counter: int = 1) -> TopicConfigSeri
 
 
 def test_a_broker_registers_no_mappings_of_other_broker_names(routes: Routes) -> None:
-    """They would overwrite another broker's, and none would be removed with a name that nobody has."""
+    """They would overwrite another broker's topics, and none would ever be removed with such a name."""
     routes.register(OTHER, static_topics("T", broker="broker-b"))
     before = route(routes).topic_queue_mapping_by_broker
     for name in ("broker-b", "nobody"):

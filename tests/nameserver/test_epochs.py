@@ -33,7 +33,7 @@ class Nameserver:
         self.requests = Requests(self.routes, self.kv)
 
     async def register(self, address: str, epoch: Epoch | None, broker_id: int = 0) -> Epoch | None:
-        """What the answer says of epochs."""
+        """The epoch fields of the response."""
         header = RegisterBrokerHeader(
             broker_name="a", broker_addr=address, cluster_name="C", ha_server_addr=address, broker_id=broker_id
         )

@@ -45,7 +45,7 @@ class ClockEnv(SystemEnv):
 
 
 class FakeConnection:
-    """What a plugin sees of a connection; keeps what was sent."""
+    """The part of a connection that plugins use; it keeps sent commands."""
 
     peer_left = False
 
@@ -67,14 +67,14 @@ class FakeConnection:
         self.closed = True
 
     def is_congested(self) -> bool:
-        """What was sent was read."""
+        """Return False: the client has read everything."""
         return False
 
     def pause(self) -> None:
-        """Nothing is read of it anyway."""
+        """Do nothing, because nothing is read from it."""
 
     def resume(self) -> None:
-        """As :meth:`pause`."""
+        """Do nothing, as :meth:`pause`."""
 
 
 @attrs.define
@@ -109,7 +109,7 @@ class FakeQueues(dict[tuple[str, int], FakeQueue]):
             del self[key]
 
     def is_whole_since_deletion(self, topic: str, log_start: int) -> bool:
-        """No topic was deleted."""
+        """Return False: no topic was deleted."""
         return False
 
     def offset_by_time(

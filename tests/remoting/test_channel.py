@@ -293,7 +293,7 @@ async def test_a_closed_channel_refuses_calls_and_may_be_closed_again() -> None:
 async def asked(
     handler: Callable[[Command], Command | Awaitable[Command | None] | None] | None, code: int = 40
 ) -> Command:
-    """What the peer gets as answer when it asks a channel with ``handler``."""
+    """The response that a peer gets from a channel with ``handler``."""
     answers: list[Command] = []
     answered = anyio.Event()
 
@@ -453,7 +453,7 @@ def test_a_fatal_fault_is_not_a_channel_closed_error() -> None:
 
 
 async def test_calls_time_out_independently_of_their_order() -> None:
-    """One task ends all of them: a call with less time than those before it must wake it."""
+    """One task times out all calls, and a call with less time than earlier ones must wake it."""
     ended: list[float] = []
     async with run_peer(silence) as address, open_channel(address) as channel:
 

@@ -36,7 +36,7 @@ def test_a_changed_file_counts_for_the_next_connection_and_its_former_authority_
 
 
 def test_a_link_to_another_folder_is_a_change(tmp_path: Path) -> None:
-    """As Kubernetes replaces the files of a secret."""
+    """Kubernetes replaces the files of a secret in this way."""
     link = tmp_path / "ca.pem"
     link.symlink_to(CA)
     context = followed(link)

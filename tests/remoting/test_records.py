@@ -34,7 +34,7 @@ CAPTURED = [
 
 @pytest.fixture(params=["compiled", "plain"], autouse=True, scope="module")
 def twin(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What each test is run with."""
+    """The twin that each test runs with."""
     if request.param == "compiled":
         if records.cut_compiled is None:
             pytest.skip("the compiled twin is not there, or not wanted")

@@ -113,7 +113,7 @@ def packed(gantrymq_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def submit_packed_job(
     packed: Path, folder: Path, environment: dict[str, str], job: list[str], options: list[str]
 ) -> dict[str, Any]:
-    """What the packed job found that ``spark-submit`` ran with these options; ``folder`` gets its logs.
+    """The results of the packed job, run by ``spark-submit`` with these options; ``folder`` gets its logs.
 
     ``job`` are its nameserver, its place and where it exports to.
     """
@@ -146,7 +146,7 @@ def submit_packed_job(
 def test_a_packed_environment_is_all_that_executors_have_of_gantrymq(
     tmp_path: Path, environment: dict[str, str], packed: Path
 ) -> None:
-    """With the commands of the how-to guide, from an installed wheel. Nothing else of GantryMQ is within reach."""
+    """The commands of the how-to guide run from an installed wheel, without other access to GantryMQ."""
     with cluster_in_thread(tmp_path / "store") as cluster, standalone(tmp_path, environment) as master:
         job = [cluster.nameserver, f"file://{tmp_path}/place", str(tmp_path / "export")]
         variables = environment | {"PYSPARK_PYTHON": "./environment/bin/python"}

@@ -21,7 +21,7 @@ QUEUE = Queue("orders", "broker-a", 3, "127.0.0.1:10911")
 Maker = Callable[..., bytes]
 Kind = type[PlainColumns] | type[CompiledColumns]
 kind: Kind = PlainColumns
-"""What the present test is about."""
+"""The twin under test."""
 
 
 @pytest.fixture(params=["plain", "compiled"], autouse=True)
@@ -228,7 +228,7 @@ def test_one_changed_byte_of_a_body_of_any_length_is_found(make_record: Maker, s
 
 
 def in_both(raw: bytes, start: int = 0) -> list[Any]:
-    """What the twins make of ``raw``: a batch, or their error."""
+    """The twins' result for ``raw``: a batch, or their error."""
     found: list[Any] = []
     for twin in (PlainColumns, CompiledColumns):
         builder = twin(QUEUE, list(COLUMNS), 1000)

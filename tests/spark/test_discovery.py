@@ -36,7 +36,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> type:
 
 
 def test_the_module_imports_neither_pyarrow_nor_gantrymq() -> None:
-    """And the data source no more than a read needs: each Python worker of Spark imports it."""
+    """The data source imports only modules that a read needs: each Python worker of Spark imports it."""
     pytest.importorskip("pyspark")
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

@@ -61,7 +61,7 @@ pytest.importorskip("pyarrow", reason="exports are Parquet files: pip install 'g
 
 DAY = 86_400_000
 BORN_MILLIS = 1_700_000_000_123
-"""As the cluster's records have it, which are stored one second later."""
+"""The birth time of the cluster's records, which are stored one second later."""
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def rows(files: list[Path]) -> Counter[tuple[str, int, int]]:
 
 
 def visible(folder: Path) -> list[Path]:
-    """What a reader finds that knows nothing of manifests."""
+    """The files that a reader without manifests finds."""
     return sorted(folder.glob("topic=*/date=*/*.parquet"))
 
 
@@ -371,7 +371,7 @@ def test_the_plan_of_a_failed_run_can_be_discarded(orders: FakeCluster, folder: 
 
 
 def test_a_task_of_a_discarded_plan_that_ends_late_replaces_no_result(orders: FakeCluster, folder: Path) -> None:
-    """As with Spark's executors, which may outlive their driver."""
+    """Spark's executors may outlive their driver in this way."""
     options = SourceOptions(read_addresses(orders.address), ("orders",))
     late: list[Task] = []
 

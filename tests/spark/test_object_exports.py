@@ -74,7 +74,7 @@ def go(cluster: FakeCluster, to: str = TO, topic: str = "orders", **options: Any
 
 
 def rows(objects: Objects, to: str = TO) -> Counter[tuple[str, int, int]]:
-    """What the manifest has."""
+    """The content of the manifest."""
     return published_rows(objects, to)
 
 
@@ -87,7 +87,7 @@ def records(objects: Objects) -> list[str]:
 
 
 def assert_clean(objects: Objects, to: str = TO) -> None:
-    """Nothing is there but manifests and what they name."""
+    """Check that the target has only manifests and the files that they name."""
     assert data_files(objects) == sorted(str(url).removeprefix(f"{to}/") for url in export_files(to))
     assert all(name.startswith("_gantrymq/manifest-") for name in records(objects)), records(objects)
 
@@ -206,7 +206,7 @@ def kill_at(step: int, patch: pytest.MonkeyPatch) -> list[str]:
 
 
 PROBED = 3
-"""How many changes of a first run come before its plan: they check the store."""
+"""The number of changes in a first run before its plan, which check the store."""
 COMPACTED = re.compile(r"-c\d+-")
 """In the names of files that a compaction wrote."""
 

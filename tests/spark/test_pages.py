@@ -116,7 +116,7 @@ def working_folder(spark: SparkSession, folder: Path) -> Iterator[None]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[PageServer]:
-    """Nothing runs yet."""
+    """A page server without running processes."""
     with run_page_server(tmp_path) as running:
         yield running
 

@@ -133,7 +133,7 @@ def test_a_task_reads_on_from_a_slave_and_waits_until_it_has_copied_the_messages
 def test_a_task_waits_for_its_master_while_the_slave_serves_no_pulls(
     orders: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As slaves of RocketMQ 5 without slaveReadEnable, which answer SYSTEM_BUSY."""
+    """Refuse as slaves of RocketMQ 5 without slaveReadEnable do, with SYSTEM_BUSY."""
     monkeypatch.setattr(wire_module, "BUSY_PAUSES_SECONDS", ())
     monkeypatch.setattr(reader_module, "RETRY_PAUSE_SECONDS", 0.01)
     hang_ups = [b""] * 2

@@ -442,7 +442,7 @@ def impatient(stub: StubRegistry, **more: Any) -> schemas.Registry:
 
 
 def converter(registry: schemas.Registry, reader: Any) -> Any:
-    """What a Python worker converts bodies with."""
+    """The converter of bodies in a Python worker."""
     spec = avro_functions._AvroSpec(SchemaText(json.dumps(reader)), None, registry)
     return avro_functions._avro_converter.__wrapped__(spec, pa.binary())
 

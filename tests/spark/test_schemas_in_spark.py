@@ -57,7 +57,7 @@ READ_ONLY = [
     {"name": "wide", "type": ["null", "int", "long"]},
     {"name": "clock2", "type": {"type": "long", "logicalType": "time-micros"}},
 ]
-"""What ``from_avro`` reads, and ``to_avro`` does not write."""
+"""Types that ``from_avro`` reads and ``to_avro`` does not write."""
 
 ROWS: list[dict[str, Any]] = [
     {

@@ -32,7 +32,7 @@ Row = tuple[str, int, int]
 
 
 class Batches:
-    """What a query has read, by batch; ``before`` may fail a batch."""
+    """The rows of a query by batch; ``before`` may fail a batch."""
 
     def __init__(self, before: Callable[[int], None] = lambda number: None) -> None:
         self.by_number: dict[int, list[Row]] = {}
@@ -215,7 +215,7 @@ def test_a_stream_from_a_time_waits_for_enough_messages_or_for_the_delay(
 @pytest.mark.soak(0)
 @pytest.mark.timeout(3600)
 def test_a_thousand_batches_read_every_message_once(spark: SparkSession, cluster: FakeCluster, tmp_path: Path) -> None:
-    """More batches than one a minute makes in twelve hours."""
+    """A stream with one batch a minute makes fewer in twelve hours."""
     cluster.add_topic("orders", queues=2)
     fill(cluster, 1000)
     fill(cluster, 1000, queue_id=1)

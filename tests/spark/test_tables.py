@@ -45,7 +45,7 @@ DELTA_KILLS = int(os.environ.get("GANTRYMQ_EXPORT_KILLS", "2"))
 
 
 class Place:
-    """Where the table of a test is, in one of the formats."""
+    """The location of a test's table, in one of the formats."""
 
     def __init__(self, file_format: str, to: str) -> None:
         self.file_format, self.to = file_format, to
@@ -431,7 +431,7 @@ def test_the_command_writes_tables_and_shows_their_status(
 def test_tables_may_be_in_an_object_store(
     orders: FakeCluster, s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
-    """With the settings that the how-to guide names for deltalake, and pyiceberg's own for Iceberg."""
+    """The test uses the how-to guide's settings for deltalake, and pyiceberg's own for Iceberg."""
     settings = {
         "AWS_ENDPOINT_URL": s3, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true", "PYICEBERG_CATALOG__LOCAL__S3__ENDPOINT": s3,

@@ -41,7 +41,7 @@ def test_queues_come_from_the_first_nameserver_that_answers(cluster: FakeCluster
 def test_the_nameserver_that_answered_is_asked_first_the_next_time(
     cluster: FakeCluster, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or each request of a stream would wait for a nameserver that is gone."""
+    """Otherwise each request of a stream would wait for a lost nameserver."""
     cluster.add_topic("orders")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         nameservers = (("127.0.0.1", silent.getsockname()[1]), parse_address(cluster.address))

@@ -17,13 +17,13 @@ class BadBlocksEnv(SystemEnv):
     def __init__(self) -> None:
         super().__init__()
         self.bad: list[tuple[str, int, int]] = []
-        """What a file's path ends with, and from where up to where it cannot be read."""
+        """The end of a file's path, and the start and the end of its unreadable range."""
         self.failed = 0
-        """How many reads failed."""
+        """The number of failed reads."""
         self._opened: WeakSet[_BadFile] = WeakSet()
 
     def spoil(self, path_end: str, start: int, end: int) -> None:
-        """From now on this part of the file cannot be read."""
+        """Make this part of the file unreadable."""
         self.bad.append((path_end, start, end))
 
     def open(self, path: str, create: bool = False) -> File:
@@ -46,7 +46,7 @@ class BadBlocksEnv(SystemEnv):
         return data
 
     def flusher(self) -> Flusher:
-        """One that comes by this environment's files."""
+        """A flusher that syncs through this environment's files."""
         return Flusher()
 
     def check(self, path: str, offset: int, size: int) -> None:

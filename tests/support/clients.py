@@ -17,7 +17,7 @@ from support.processes import Child, ChildFailed, Partner
 ADDED_PROPERTIES = frozenset(
     {"UNIQ_KEY", "CLUSTER", "MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME", "MSG_REGION", "TRACE_ON", "WAIT"}
 )
-"""What producer, broker and consumer may add to a message on its way; anything else is an alteration.
+"""Properties that producer, broker and consumer may add to a message; any other change is an alteration.
 
 WAIT comes from the producer and stays on those of a batch, and on those that were stored elsewhere first.
 """
@@ -52,11 +52,11 @@ class Received(msgspec.Struct, rename="camel"):
     born: int = 0
     stored: int = 0
     received: int = 0
-    """When it was made, stored and received, in ms since 1970."""
+    """The times of birth, storage and receipt, in ms since 1970."""
 
     @property
     def index(self) -> int:
-        """Which message of its seed it claims to be."""
+        """The index of the message that it claims to be."""
         return int(self.properties["index"])
 
     @property
@@ -78,9 +78,9 @@ def check_unaltered(messages: Iterable[Received], seed: int) -> None:
 
 
 MESSAGES_A_SECOND = 100
-"""What a client does at least, on a machine that is busy with other things."""
+"""The minimum rate of a client on a busy machine."""
 SEND_SECONDS = 120.0
-"""How long a few sends may take, each of which may wait for the disk and be repeated."""
+"""The time limit for a few sends, each of which may wait for the disk and be repeated."""
 
 
 def check_complete(messages: Sequence[Received], seed: int, indexes: Iterable[int]) -> None:
@@ -95,7 +95,7 @@ def check_complete(messages: Sequence[Received], seed: int, indexes: Iterable[in
 
 
 class Producer:
-    """A foreign producer that sends as many messages as it is told to, one order after another."""
+    """A foreign producer that sends the ordered number of messages, one order after another."""
 
     def __init__(self, child: Partner) -> None:
         self.child = child

@@ -107,7 +107,7 @@ class Site:
 
 
 def address_of(cluster: Cluster) -> str:
-    """Where the broker's plugin serves the dashboard."""
+    """The address at which the broker's plugin serves the dashboard."""
     return next(str(info.plugin.address) for info in cluster.broker.manager.plugins if info.name == "dashboard")
 
 

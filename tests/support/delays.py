@@ -20,11 +20,11 @@ DELAY_FILE = "store/config/delayOffset.json"
 NO_TIMER = TimerTerms(
     now=lambda: 0, at_wall=lambda wall: wall, longest_ms=0, broker="b", moved=lambda batch, row, slot, recalls: None
 )
-"""For batches in which no message names a time."""
+"""Terms for batches without timed messages."""
 
 
 class DelayedStore:
-    """What the plugin ``delay`` is made of, around a store on ``env``; nothing moves but by its methods.
+    """The parts of the plugin ``delay`` around a store on ``env``, driven only by the methods of this class.
 
     ``refuse`` may take rows out of what is brought back, as another plugin might.
     """
@@ -55,7 +55,7 @@ class DelayedStore:
         self._append(batch)
 
     def commit(self) -> None:
-        """Everything that is written goes to the disk and into its queue."""
+        """Flush and dispatch all appended records."""
         for _ in self.store.dispatch(self.store.flush()):
             pass
 

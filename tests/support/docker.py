@@ -18,7 +18,7 @@ from support.processes import ChildFailed, wait_for
 
 COMPOSE = "2.29.7"
 DOCKER = "/usr/bin/docker"
-"""That of Debian: a program of the same name may come before it in PATH."""
+"""Debian's program: another one of the same name may come before it in PATH."""
 
 
 def find_compose(cache: Path) -> Path:
@@ -87,11 +87,11 @@ class Docker:
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *map(str, command)]
 
     def __call__(self, *arguments: str | Path) -> str:
-        """What ``docker`` prints; ChildFailed unless it succeeds."""
+        """The output of ``docker``; ChildFailed unless it succeeds."""
         return self._call(DOCKER, *arguments)
 
     def run(self, *command: str | Path, **environment: str) -> str:
-        """What a program in the daemon's network prints; ChildFailed unless it succeeds."""
+        """The output of a program in the daemon's network; ChildFailed unless it succeeds."""
         return self._call(*self.inside(*command), **environment)
 
     def _ping(self) -> int:

@@ -70,7 +70,7 @@ class EtcdServer:
         )  # fmt: skip
 
     def kill(self) -> None:
-        """As by kill -9."""
+        """Kill it with kill -9."""
         self._running.kill()
         self._running.stop()
 
@@ -102,7 +102,7 @@ class EtcdServer:
                 return False
 
     def leads(self) -> bool:
-        """Whether it is the leader; False where it does not answer."""
+        """Whether it is the leader; False if it does not respond."""
         with closing(HTTPConnection(self.address.removeprefix("http://"), timeout=1.0)) as connection:
             try:
                 connection.request("POST", "/v3/maintenance/status", body="{}")

@@ -42,7 +42,7 @@ def published_rows(objects: Objects, to: str) -> Counter[tuple[str, int, int]]:
 
 
 def bodies(folder: Path) -> Counter[bytes]:
-    """Of the messages in an export."""
+    """The bodies of the messages in an export."""
     import pyarrow.parquet as pq
 
     found: Counter[bytes] = Counter()
@@ -121,5 +121,5 @@ class ExportingBroker:
             return Counter((sent.queue.queue_id, sent.queue_offset) for sent in producer.send_batch(messages))
 
     def status(self) -> dict[str, Any]:
-        """What ``gantrymq export status --broker`` shows."""
+        """The output of ``gantrymq export status --broker``."""
         return ask_exporter(self.address, "status", {})

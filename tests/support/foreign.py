@@ -40,9 +40,9 @@ AXE = ("axe-core", "4.10.3", "axe.min.js")
 ARCHIVE = "classes.jsa"
 BUILD_SECONDS = 600.0
 BROKER_STOP_SECONDS = 40.0
-"""How long RocketMQ may take to shut down in order."""
+"""The time limit for a clean shutdown of RocketMQ."""
 BOOT_SECONDS = 900.0
-"""How long a server may take to start; one that recovers gigabytes takes minutes, one that fails says so by its end."""
+"""The time limit for a server's start: one that recovers gigabytes takes minutes, and one that fails ends."""
 
 _OPENED = tuple(
     f"--add-{kind}=java.base/{package}=ALL-UNNAMED"
@@ -52,7 +52,7 @@ _OPENED = tuple(
 _SMALL = ("-XX:+UseSerialGC", "-Xshare:auto", "-Djava.net.preferIPv4Stack=true")
 SMALL_HEAP = ("-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=256m")
 SMALL_BROKER = (*SMALL_HEAP, "-XX:TieredStopAtLevel=1")
-"""With these a broker does all that it does, but not fast."""
+"""Options for a broker that has all functions but is slow."""
 
 SMALL_NAMESERVER = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
 """Enough for the brokers of a test."""
@@ -116,7 +116,7 @@ class Java:
         return self.cache / "class-path"
 
     def command(self, home: Path, main: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-        """How to run class ``main`` with ``home`` as the user's home: logs, offsets and temporary keys go there."""
+        """The command line of class ``main`` with ``home`` as the user's home, for logs, offsets and temporary keys."""
         home.mkdir(parents=True, exist_ok=True)
         return [
             self.java,
@@ -140,7 +140,7 @@ class Java:
         return Child(command, home / f"{arguments[0]}.err")
 
     def mqadmin(self, home: Path, *arguments: str) -> str:
-        """What RocketMQ's own admin tool prints for ``arguments``; RuntimeError when it fails."""
+        """The output of RocketMQ's own admin tool for ``arguments``; RuntimeError when it fails."""
         main = "org.apache.rocketmq.tools.command.MQAdminStartup"
         command = self.command(home, main, *arguments, options=("-Xmx256m", "-XX:TieredStopAtLevel=1"))
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
@@ -158,7 +158,7 @@ class Java:
 
 
 def mqadmin_with_keys(java: Java, home: Path, credentials: Credentials, *arguments: str) -> str:
-    """What mqadmin prints when it signs with these keys; ``home`` gets a configuration of its own."""
+    """The output of mqadmin that signs with these keys; ``home`` gets a configuration of its own."""
     conf = home / "rocketmq" / "conf"
     shutil.copytree(java.conf, conf)
     text = f"accessKey: {credentials.access_key}\nsecretKey: {credentials.secret_key}\n"
@@ -339,7 +339,7 @@ def find_go(source: Path, cache: Path) -> Path:
 
 
 def find_node(source: Path, cache: Path) -> list[str]:
-    """How to run ``main.js`` of the npm package ``source``, installed into ``cache`` unless it is there already."""
+    """The command line of ``main.js`` of the npm package ``source``, installed into ``cache`` on first use."""
     node = find_tool("node", "run the Node client")
     target = cache / "node"
     stamp = _stamp(source)
@@ -355,7 +355,7 @@ def find_node(source: Path, cache: Path) -> list[str]:
 
 
 def find_npm_program(name: str, version: str, main: str, cache: Path) -> list[str]:
-    """How to run ``main`` of an npm package, installed into ``cache`` unless it is there already."""
+    """The command line of ``main`` of an npm package, installed into ``cache`` on first use."""
     node = find_tool("node", f"run {name}")
     target = cache / f"{name}-{version}"
     with hold_lock(cache / f"{name}-{version}.lock"):
@@ -485,7 +485,7 @@ def ask(address: str, command: Command, timeout: float = 10.0) -> Command:
 
 
 def runtime_info(broker: str, timeout: float = 10.0) -> dict[str, str]:
-    """What the broker reports about itself (code 28); empty when it refuses, as RocketMQ's does in its first second."""
+    """The broker's runtime info (code 28); empty when it refuses, as RocketMQ's does in its first second."""
     answer = ask(broker, Command(RequestCode.GET_BROKER_RUNTIME_INFO), timeout)
     return {} if answer.code else dict(KVTable.from_bytes(answer.body).table)
 
@@ -529,5 +529,5 @@ def _properties(path: Path, values: dict[str, str]) -> Path:
 
 
 def cache_folder(default: Path) -> Path:
-    """Where built software lies: ``GANTRYMQ_INTEROP_CACHE``, or ``default``."""
+    """The folder of built software: ``GANTRYMQ_INTEROP_CACHE``, or ``default``."""
     return Path(os.environ.get("GANTRYMQ_INTEROP_CACHE", default))

@@ -26,7 +26,7 @@ from gantrymq.testing.requests import pull, send
 
 GROUP: Final = "ha-readers"
 LAST: Final = 8
-"""How many messages at the end of a queue a reader looks at that is in no group."""
+"""The number of messages at the end of a queue that a reader without a group reads."""
 STORED: Final = (
     ResponseCode.FLUSH_DISK_TIMEOUT,
     ResponseCode.FLUSH_SLAVE_TIMEOUT,
@@ -81,7 +81,7 @@ class HaClients:
             await trio.sleep(chance.uniform(0.02, 0.06))
 
     async def _send_to(self, channel: Channel, term: Term, sender: int, chance: random.Random) -> None:
-        """Until the broker refuses a message, or gives no answer."""
+        """Send until the broker refuses a message, or does not respond."""
         while True:
             queue_id = chance.randrange(self._queues)
             message = self.history.begin_send(sender, trio.current_time(), term)
@@ -99,7 +99,7 @@ class HaClients:
             await trio.sleep(chance.uniform(0, self.pause_s))
 
     async def find_master(self) -> str:
-        """Where the first nameserver that answers says that the master is; empty for nowhere."""
+        """The master's address in the first response of a nameserver; empty if there is none."""
         for nameserver in self._nameservers:
             with suppress(*FAILURES):
                 async with open_channel(self._reach(nameserver)) as channel:
@@ -111,7 +111,7 @@ class HaClients:
     # ---------------------------------------------------------------------------------------------------- readers
 
     async def consume_forever(self, group: str = GROUP) -> None:
-        """As a consumer of all queues: at the master, or at any other broker while that does not answer."""
+        """Consume all queues at the master, or at any other broker while it does not respond."""
         chance = random.Random(f"{self._seed} {group}")
         while True:
             address = await self.find_master() if chance.random() < 0.8 else ""
@@ -138,7 +138,7 @@ class HaClients:
         return True
 
     async def read_forever(self, number: int = 0) -> None:
-        """As a reader that is in no group: at any broker, what it has last; and what it says of the group."""
+        """Read the last messages, and the group's offsets, at any broker, without a group."""
         chance = random.Random(f"{self._seed} looker {number}")
         while True:
             with suppress(*FAILURES):
@@ -164,7 +164,7 @@ class HaClients:
         return end
 
     async def read_all(self, address: str) -> dict[int, list[bytes]]:
-        """Everything that the broker gives to readers; AssertionError for a queue with a hole."""
+        """All messages that the broker serves; AssertionError for a queue with a hole."""
         log: dict[int, list[bytes]] = {}
         async with open_channel(self._reach(address)) as channel:
             for queue_id in range(self._queues):

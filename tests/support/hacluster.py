@@ -32,7 +32,7 @@ NAME: Final = "broker-a"
 NAMES: Final = "nameserver"
 CLIENTS: Final = "clients"
 OPERATOR: Final = ""
-"""Who promotes: the test itself."""
+"""The promoting side, if it is the test itself."""
 NAMESERVERS: Final = 2
 READY_S: Final = 60.0
 _ANSWER_S: Final = 2.0
@@ -67,7 +67,7 @@ class HaCluster:
 
     @property
     def nameservers(self) -> list[str]:
-        """As brokers know them."""
+        """The addresses of the nameservers for brokers."""
         return [f"127.0.1.1:{port}" for port in self._names_ports]
 
     @property
@@ -75,21 +75,21 @@ class HaCluster:
         return ";".join(f"127.0.0.1:{port}" for port in self._names_ports)
 
     def address(self, number: int) -> str:
-        """What the broker advertises."""
+        """The broker's advertised address."""
         return f"127.0.1.{10 + number}:{self._ports[number]}"
 
     @property
     def addresses(self) -> list[str]:
-        """What the brokers advertise."""
+        """The brokers' advertised addresses."""
         return [self.address(number) for number in range(self.count)]
 
     def direct(self, number: int) -> str:
-        """Where the broker listens: no cut reaches this address."""
+        """The broker's listening address, which no cut affects."""
         return f"127.0.0.{10 + number}:{self._ports[number]}"
 
     @staticmethod
     def client_side(address: str) -> str:
-        """Where clients reach what others know by this address."""
+        """The address for clients that corresponds to this one."""
         return address.replace("127.0.1.", "127.0.2.")
 
     @staticmethod
@@ -134,7 +134,7 @@ class HaCluster:
         await nursery.start(self.links.serve, self.client_side(address), name, target, CLIENTS)
 
     async def start_nameserver(self, number: int) -> None:
-        """It keeps nothing from one life to the next."""
+        """Start a nameserver without state of an earlier run."""
         await trio.to_thread.run_sync(self._start_nameserver, number)
 
     def _start_nameserver(self, number: int) -> None:
@@ -197,11 +197,11 @@ class HaCluster:
         await trio.to_thread.run_sync(self.children[number].kill)
 
     async def stop(self, number: int) -> None:
-        """SIGTERM, and the end in order."""
+        """Stop the broker cleanly with SIGTERM."""
         await trio.to_thread.run_sync(self.children[number].terminate)
 
     async def cut_power(self, number: int, chance: random.Random) -> None:
-        """What was not synced is gone, but for what chance has brought to the disk. Needs ``disks``."""
+        """Drop unsynced data, except for a random part of it. Needs ``disks``."""
         await trio.to_thread.run_sync(self._cut_power, number, chance)
 
     def _cut_power(self, number: int, chance: random.Random) -> None:
@@ -219,11 +219,11 @@ class HaCluster:
     # ------------------------------------------------------------------------------------------------------- views
 
     def was_master(self, number: int) -> bool:
-        """Whether the broker, which does not run, last served as a master."""
+        """Whether the stopped broker last served as a master."""
         return decode_epochs((self.store(number) / EPOCHS_PATH).read_bytes())[1] is not None
 
     def log(self, number: int) -> Path:
-        """Where all lives of the broker log."""
+        """The log file of all runs of the broker."""
         return self.home / f"broker-{number}.log"
 
     def events(self, number: int, name: str) -> list[dict[str, Any]]:

@@ -63,7 +63,7 @@ class HaGroup:
         return self._stack.enter_context(gantrymq_child(arguments, self.home / f"{log}.log"))
 
     def start_nameserver(self) -> Child:
-        """It is ready."""
+        """Start the nameserver and wait until it is ready."""
         data = str(self.home / "names")
         child = self._child("names", "nameserver", "--listen", self.nameserver, "--data", data)
         child.wait_line(lambda line: line.startswith("ready"))
@@ -114,7 +114,7 @@ class HaGroup:
         wait_for(is_connected, timeout)
 
     def watch(self, *options: str) -> Child:
-        """One more watcher, which is ready."""
+        """Start one more watcher and wait until it is ready."""
         child = self._child(
             f"watcher-{len(self.watchers)}", "cluster", "watch", NAME, "--nameserver", self.nameserver,
             "--etcd", self.etcd.address, *options,
@@ -124,7 +124,7 @@ class HaGroup:
         return child
 
     def events(self, watcher: int, event: str) -> list[dict[str, object]]:
-        """What a watcher has logged by this name."""
+        """A watcher's log events of this name."""
         lines = (self.home / f"watcher-{watcher}.log").read_text().splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [line for line in found if line["event"] == event]

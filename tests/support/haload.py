@@ -13,11 +13,11 @@ from gantrymq import SendStatus
 from gantrymq.testing.ledger import Ledger
 
 SENDERS: Final = 8
-"""How many messages a load has in flight."""
+"""The number of messages in flight."""
 
 
 class Load:
-    """Senders that go on whatever they are told; ``statuses`` counts it, failures as None. ``timeout``: the seconds
+    """Senders that continue after any response; ``statuses`` counts them, failures as None. ``timeout``: the seconds
     of a send."""
 
     def __init__(self, nameserver: str, topic: str, ledger: Ledger, *, timeout: float = 2.0) -> None:

@@ -77,7 +77,7 @@ class HaPair:
         return runtime_info(self.addresses[number])
 
     def end(self, number: int) -> int:
-        """Where the broker's log ends, in bytes."""
+        """The end of the broker's log, in bytes."""
         return int(self.runtime(number)["commitLogMaxOffset"])
 
     def level(self) -> bool:
@@ -85,7 +85,7 @@ class HaPair:
         return self.end(0) == self.end(1)
 
     def same(self) -> bool:
-        """Whether both have the same log, byte for byte; what a sender left behind it may still be on its way."""
+        """Whether both have the same log, byte for byte; last records of a stopped sender may be on the way."""
         return self.level() and self.log(0) == self.log(1)
 
     def log(self, number: int) -> bytes:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 NAME = "docker.io/library/gantrymq:latest"
-"""What the name ``gantrymq`` in ``deploy/`` stands for."""
+"""The image for the name ``gantrymq`` in ``deploy/``."""
 
 
 @attrs.frozen

@@ -213,7 +213,7 @@ class Cluster:
         return subprocess.run(command, env=environ, input=given, capture_output=True, text=True, check=False)
 
     def kubectl(self, *arguments: str | Path, given: str | None = None) -> str:
-        """What kubectl prints; ChildFailed unless it succeeds."""
+        """The output of kubectl; ChildFailed unless it succeeds."""
         done = self.try_kubectl(*arguments, given=given)
         if done.returncode:
             raise ChildFailed(f"kubectl {shlex.join(map(str, arguments))}: {done.stderr}")
@@ -317,7 +317,7 @@ class Cluster:
                 (group.parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
 
     def _control_groups(self) -> list[Path]:
-        """In each hierarchy of version 1, or in the only one of version 2."""
+        """The control groups in each hierarchy of version 1, or in the only one of version 2."""
         root = Path("/sys/fs/cgroup")
         if (root / "cgroup.controllers").exists():
             return [root / self.namespace]

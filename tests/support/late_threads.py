@@ -19,7 +19,7 @@ _RUN_SYNC = trio.to_thread.run_sync
 
 
 def delay_threads(longest_s: float) -> None:
-    """From now on, a fifth of the calls of ``trio.to_thread.run_sync`` begin up to ``longest_s`` seconds late."""
+    """Delay a fifth of the calls of ``trio.to_thread.run_sync`` by up to ``longest_s`` seconds."""
 
     async def run_late(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if _CHANCE.random() >= SHARE:

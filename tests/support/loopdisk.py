@@ -18,7 +18,7 @@ from typing import Final
 BLOCK: Final = 4096
 BLOCKS: Final = 6144
 DIRECT_BLOCKS: Final = 12
-"""Of a file without extents, those whose places are in the inode itself."""
+"""The number of blocks of a file without extents whose positions are in the inode itself."""
 PLAIN: Final = "^extent,^has_journal,^metadata_csum,^64bit,^flex_bg"
 """Features of a file system whose files' blocks can be moved by hand."""
 JOURNALED: Final = "extent,has_journal"
@@ -29,7 +29,7 @@ _NOTHING_MORE: Final = struct.pack("I", 2)
 
 
 class NoLoopDisk(Exception):
-    """This machine or user cannot have one; the text says why."""
+    """This machine or user cannot have such a disk; the text has the reason."""
 
 
 class LoopDisk:
@@ -56,11 +56,11 @@ class LoopDisk:
         _run("mount", "-t", "ext4", self.device, str(self.folder))
 
     def unmount(self) -> None:
-        """Nobody may have a file of it open."""
+        """Unmount the file system, of which no file may be open."""
         _run("umount", str(self.folder))
 
     def cut_power(self) -> None:
-        """Nothing more reaches the disk, and nothing of what was not synced and had not been written by chance.
+        """Stop all writes to the disk, which keeps synced data and only a random part of the rest.
 
         Whoever has files open gets EIO. End them, :meth:`unmount` and :meth:`mount`.
         """

@@ -75,7 +75,7 @@ class Peer:
         self.answers.append(command)
 
     def send(self, command: Command) -> None:
-        """What it is sent, as a frame."""
+        """The frame that is sent to it."""
         self.send_bytes(encode(command))
 
     def send_bytes(self, data: bytes) -> None:
@@ -90,7 +90,7 @@ class Peer:
 
 
 def outcome(call: Any) -> Any:
-    """What a call returns, or the kind and text of what it raises."""
+    """The result of a call, or the type and text of its exception."""
     try:
         return call()
     except Exception as error:
@@ -103,7 +103,7 @@ def frame(header: bytes, body: bytes = b"body", kind: int = 0) -> bytes:
 
 
 class SlowPath:
-    """What the twins' functions mean: each frame a command, each request and each row for the fallback."""
+    """The slow path as reference: each frame a command, each request and each row for the fallback."""
 
     new_batch = staticmethod(plain_requests.new_batch)
     encode_rows = staticmethod(plain_requests.encode_rows)
@@ -112,7 +112,7 @@ class SlowPath:
 
     @staticmethod
     def read_requests(peer: Any, data: bytes, limit: int) -> Any:
-        """Each frame through the decoder."""
+        """Decode each frame alone."""
         requests: list[Request] = []
         position = 0
         while True:
@@ -129,13 +129,13 @@ class SlowPath:
 
     @staticmethod
     def add_sends(batch: AppendBatch, requests: list[Request], *given: Any) -> None:
-        """Each request to the fallback."""
+        """Pass each request to the fallback."""
         for request in requests:
             given[-1](batch, request)
 
     @staticmethod
     def answer_sends(batch: AppendBatch, form: Any, fallback: Any) -> None:
-        """Each row to the fallback."""
+        """Pass each row to the fallback."""
         row = 0
         while row < len(batch):
             row = fallback(batch, row)

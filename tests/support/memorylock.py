@@ -10,7 +10,7 @@ from gantrymq.failover.lock import StoreUnavailable
 
 @attrs.define
 class MemoryStore:
-    """What the watchers share. ``away``: it does not answer. ``holder``, with its revision, until ``until``."""
+    """The store that watchers share. ``away``: it does not respond. ``holder``, with its revision, until ``until``."""
 
     lease_s: float = 5.0
     away: bool = False
@@ -20,7 +20,7 @@ class MemoryStore:
     until: float = 0.0
 
     def owner(self) -> str:
-        """Who holds the lock now; empty for nobody."""
+        """The current holder of the lock; empty if there is none."""
         return self.holder if trio.current_time() < self.until else ""
 
 

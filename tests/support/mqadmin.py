@@ -29,7 +29,7 @@ from support.processes import Child, wait_for
 TOPIC, CONSUMERS, PRODUCERS, TRACES = "orders", "readers", "senders", "traces"
 QUEUES, MESSAGES = 4, 40
 SECONDS = 30
-"""How long one command may take."""
+"""The time limit of one command."""
 
 KINDS = (
     (re.compile(r"\b\d+\.\d+\.\d+\.\d+@\d+(#\d+)+"), "<client>"),
@@ -85,7 +85,7 @@ class MqAdmin:
         child.wait_started()
 
     def run(self, arguments: Sequence[str], seconds: int = SECONDS) -> str:
-        """What the command prints, to either stream."""
+        """The output of the command, of both streams."""
         self.child.say(f"{seconds} {msgspec.json.encode(list(arguments)).decode()}")
         return str(self.child.wait_event("printed", timeout=seconds + 20)["text"])
 
@@ -107,7 +107,7 @@ class KeyedMqAdmin:
         self._keys = conf / "tools.yml"
 
     def __call__(self, credentials: Credentials | None, *arguments: str) -> str:
-        """What the command prints, signed with these keys; unsigned with None."""
+        """The output of the command, signed with these keys; unsigned with None."""
         if credentials is None:
             self._keys.unlink(missing_ok=True)
         else:
@@ -219,7 +219,7 @@ def messages_pulled(site: Site) -> int:
 
 
 def _has_counted(site: Site) -> bool:
-    """Whether what was consumed is in the statistics, which are brought up to date each ten seconds."""
+    """Whether the statistics, which change each ten seconds, have the consumed messages."""
     header = StatsHeader(stats_name="GROUP_GET_NUMS", stats_key=f"{TOPIC}@{CONSUMERS}")
     answer = ask(site.broker, Command(RequestCode.VIEW_BROKER_STATS_DATA, header.to_ext()))
     return answer.code == ResponseCode.SUCCESS and StatsData.from_bytes(answer.body).stats_minute.sum == MESSAGES

@@ -20,8 +20,8 @@ OWN_MEASURES = (
     r"\bruntime *: .*",
     r"Tps *:.*",
 )
-"""What each broker measures of itself and of its disk, and how much it would queue. RocketMQ says -1 for the earliest
-message of a short log."""
+"""Measurements of each broker and its disk, and queue capacities. RocketMQ reports -1 for the earliest message of a
+short log."""
 NEWER = (
     "getTransferred",
     "openTransactions",
@@ -32,10 +32,10 @@ NEWER = (
     "httpAddress",
     "notReady",
 )
-"""What mqadmin 5.x looks for beside it, and what of ours RocketMQ does not have."""
+"""Keys of mqadmin 5.x, and keys of ours that RocketMQ does not have."""
 METRICS = (r'(?<=Ratio": )"[\d.]+"', r'(?<=cpuNum": )"\d+"', r"(?<=Tps\": )[\d.]+")
 VERSIONS = (r'(?<="counter": )\d+',)
-"""How often a table has changed; ours has others at the start."""
+"""Version counters of tables; ours differ from the start."""
 
 PREPARE = (
     Case("updateTopic", f"updateTopic -n {{ns}} -b {{broker}} -t {TOPIC} -r 4 -w 4"),
@@ -45,7 +45,7 @@ PREPARE = (
     Case("updateSubGroup", f"updateSubGroup -n {{ns}} -b {{broker}} -g {CONSUMERS} -r 5"),
     Case("updateSubGroup-cluster", "updateSubGroup -n {ns} -c DefaultCluster -g spares -s true"),
 )
-"""Before there are messages and clients."""
+"""Cases before there are messages and clients."""
 
 READS = (
     Case("clusterList", "clusterList -n {ns}", (MEASURED, r"\d+,\d+ms", r"\d+\(\d+\)")),
@@ -127,7 +127,7 @@ READS = (
         written=("export/metrics.json",),
     ),
 )
-"""Nothing changes."""
+"""Cases that change nothing."""
 
 CHANGES = (
     Case("queryMsgTraceById", f"queryMsgTraceById -n {{ns}} -i {{unique_id}} -t {TRACES}"),
@@ -163,7 +163,7 @@ CHANGES = (
     Case("deleteTopic", "deleteTopic -n {ns} -c DefaultCluster -t spare"),
     Case("topicList-end", "topicList -n {ns}", drops=FEATURE_TOPICS, by_line=True),
 )
-"""Each as it stands in the manual; what one has changed a later one sees."""
+"""Cases as in the manual; later ones see the changes of earlier ones."""
 
 
 ACCESS = (
@@ -173,10 +173,10 @@ ACCESS = (
     Case("clusterAclConfigVersion", "clusterAclConfigVersion -n {ns} -b {broker}"),
     Case("getAclConfig", "getAclConfig -n {ns} -b {broker}"),
 )
-"""Asked of brokers without access control."""
+"""Cases for brokers without access control."""
 
 LAST = (Case("startMonitoring", "startMonitoring -n {ns}", seconds=5),)
-"""What never ends: it is broken off, and goes on asking."""
+"""A command that polls for ever and is interrupted."""
 
 RESET = (
     Case("resetOffsetByTime", f"resetOffsetByTime -n {{ns}} -g {CONSUMERS} -t {TOPIC} -s 1000000000000", by_line=True),
@@ -214,4 +214,4 @@ GAPS: dict[str, str] = {
     "getNamesrvConfig": "as getBrokerConfig: four of RocketMQ's settings have a counterpart",
     "updateBrokerConfig-refused": "only an allow list of settings may change over the wire; RocketMQ takes any",
 }
-"""What differs, and why. The list is strict both ways."""
+"""The differences and their reasons. Unlisted differences and obsolete entries fail."""

@@ -19,7 +19,7 @@ ROWS = 400
 
 
 def places(rows: Iterable[Any]) -> Iterator[tuple[str, str, str, int]]:
-    """Where a task runs: its folder, its interpreter and its GantryMQ; and the number of its rows."""
+    """The environment of a task: its folder, its interpreter and its GantryMQ; and the number of its rows."""
     import gantrymq
 
     yield os.getcwd(), sys.executable, gantrymq.__file__, sum(1 for _ in rows)

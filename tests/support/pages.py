@@ -75,7 +75,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def steps(page: Path) -> list[Block]:
-    """What is run of the page, in its order."""
+    """The blocks of the page that are run, in order."""
     text = page.read_text()
     found = [(m.start(), Block(m["mark"] or "", m["language"], m["text"])) for m in BLOCK.finditer(text)]
     found += [(m.start(), Block("prepare", "python", m["text"])) for m in PREPARE.finditer(text)]
@@ -195,7 +195,7 @@ class PageServer:
 
 
 def command_of(block: Block, text: str, place: Path) -> list[str]:
-    """How to run ``text`` of the block: by this Python, or by bash until the first command that fails."""
+    """The command line for ``text`` of the block: this Python, or bash until the first command that fails."""
     return [str(place / "bin" / "gantrymq"), "-c", text] if block.language == "python" else ["bash", "-ec", text]
 
 
@@ -255,7 +255,7 @@ def run_page(page: Path, place: Path, server: PageServer, run_in_spark: Callable
 
 
 def check_output(wanted: str, printed: str) -> None:
-    """Whether a block printed what its page has: blanks and empty lines at the end of both do not count."""
+    """Whether a block printed the text of its page, ignoring trailing blanks and empty lines."""
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     assert doctest.OutputChecker().check_output(wanted.strip(), printed.strip(), flags), (
         f"the page has:\n{wanted}\nit printed:\n{printed}"

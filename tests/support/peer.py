@@ -49,7 +49,7 @@ class PeerConnection:
 
 
 Script = Callable[[PeerConnection], Awaitable[None]]
-"""What the peer does on one connection; the connection is closed when it returns."""
+"""The peer's script for one connection, which is closed when it returns."""
 
 
 @asynccontextmanager

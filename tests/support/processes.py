@@ -25,11 +25,11 @@ import msgspec
 from support.warm import WarmProcess, warm_start
 
 STOP_SECONDS = 45.0
-"""How long a child may take from a polite request to its end; then it is killed."""
+"""The time limit from the stop request to the end of a child, which is then killed."""
 DUMP_SECONDS = 5.0
 LOG_TAIL_BYTES = 10_000
 GANTRYMQ = (sys.executable, "-m", "gantrymq.cli")
-"""How our command line is started."""
+"""The start of our command line."""
 LATE_DISK = ("--set", "plugin.flowcontrol.busy_after=1m", "--set", "plugin.flush.timeout=1m")
 """Options of a broker that accepts each message: the disk is late while other tests write."""
 

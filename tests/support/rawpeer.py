@@ -11,7 +11,7 @@ from gantrymq.remoting.command import Command, decode, encode
 from gantrymq.remoting.frame import cut_frames
 
 PROBE_CODE = 9999
-"""No request has this code: it is answered at once, in its turn, with code 3."""
+"""An unused request code, which is answered at once and in order with code 3."""
 RECEIVE_BYTES = 1024 * 1024
 
 _opaques = itertools.count(1_000_000)
@@ -90,6 +90,6 @@ class RawPeer:
         return self.answer_to(command.opaque)
 
     def is_served(self) -> bool:
-        """Whether a request on this connection is answered: everything sent before was taken, and harmed nothing."""
+        """Whether a request on this connection gets a response, so everything sent before was read without harm."""
         self._probed = self.ask(Command(PROBE_CODE))
         return self._probed is not None and self._probed.code == 3

@@ -39,12 +39,12 @@ class Relay:
             self._open[direction] = trio.Event()
 
     def heal(self) -> None:
-        """Everything comes through again, also what was kept back."""
+        """Forward everything again, including held-back bytes."""
         for event in self._open.values():
             event.set()
 
     async def serve(self, *, task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until cancelled."""
+        """Relay until cancelled."""
         await trio.serve_tcp(self._join, self._port, host="127.0.0.1", task_status=task_status)
 
     async def _join(self, near: trio.SocketStream) -> None:

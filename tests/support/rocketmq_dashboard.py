@@ -49,7 +49,7 @@ def _jars(source: Path) -> list[Path]:
 
 @attrs.frozen
 class Answer:
-    """What the dashboard answered: its status (0: done), the data, and otherwise its error."""
+    """The dashboard's response: its status (0: done), and the data or the error."""
 
     status: int
     data: Any

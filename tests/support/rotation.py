@@ -39,7 +39,7 @@ class Rotation:
                 await trio.sleep(0.02)
 
     async def replace_authority(self) -> None:
-        """As docs/howto/rotate-keys.md says; each step waits for both servers."""
+        """Rotate as docs/howto/rotate-keys.md describes; each step waits for both servers."""
         self.trusted.write_bytes(self._first.file.read_bytes() + self._second.file.read_bytes())
         await self.seen("tls_files_loaded", 2)
         self._second.issue("server")
@@ -50,7 +50,7 @@ class Rotation:
 
 @asynccontextmanager
 async def run_rotation(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rotation]:
-    """Both servers run, and the broker is registered."""
+    """Run both servers, with the broker registered."""
     monkeypatch.setattr(server, "WATCH_SECONDS", 0.05)
     with capture_logs() as logs:
         rotation = Rotation(folder, logs)

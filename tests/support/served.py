@@ -37,7 +37,7 @@ class Served:
         else:
             self.child = child = gantrymq_child(serve, log)
         self.sent = 0
-        """How many messages of topic T were acknowledged."""
+        """The number of acknowledged messages of topic T."""
         try:
             ready = child.wait_line(lambda line: line.startswith("ready"))
         except BaseException:
@@ -65,7 +65,7 @@ class Served:
         return answer
 
     def check_all(self, peer: RawPeer) -> None:
-        """All that was acknowledged can be read, byte for byte, and nothing else."""
+        """Check that exactly the acknowledged messages can be read, byte for byte."""
         at = 0
         while at < self.sent:
             answer = peer.ask(pull("T", 0, at))
@@ -81,6 +81,6 @@ class Served:
         lines = self.child.log.read_text().splitlines()
         return [msgspec.json.decode(line) for line in lines if line.startswith("{")]
 
-    def told(self) -> list[str]:
-        """What it said besides."""
+    def printed(self) -> list[str]:
+        """Its other output."""
         return [line for line in self.child.log.read_text().splitlines() if not line.startswith("{")]

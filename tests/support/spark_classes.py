@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def archive_of(cache: Path) -> Path | None:
-    """Where the archive for this Java and this Spark lies, or will lie; None without one of them.
+    """The path of the archive for this Java and this Spark, whether or not it exists; None without one of them.
 
     The JVM compares the paths and times of the jars: another environment has an archive of its own.
     """
@@ -88,7 +88,7 @@ def make_archive(cache: Path) -> None:
 
 
 def use_spark(folder: str) -> None:
-    """What most tests do: Python workers, SQL, Parquet, a stream."""
+    """Run the usual parts of tests: Python workers, SQL, Parquet, a stream."""
     from gantrymq.spark import session
 
     spark = session("gantrymq-tests", cores=2, memory="512m", config={"spark.sql.shuffle.partitions": "2"})

@@ -14,7 +14,7 @@ from pathlib import Path
 SHELLS = {"bash", "fish", "zsh"}
 """Their commands are not paused: they take such a command for suspended, and go on without it."""
 STALLERS = 2
-"""How many processes are paused at the same time at most."""
+"""The maximum number of processes that are paused at the same time."""
 
 
 @contextmanager

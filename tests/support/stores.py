@@ -62,7 +62,7 @@ def log_records(store: Path) -> Iterator[tuple[Record, bytes]]:
 
 
 def written_queues(store: Path) -> Queues:
-    """What the consume queue files of a store hold, without the unused rest."""
+    """The content of a store's consume queue files, without the unused rest."""
     queues: Queues = {}
     for folder in sorted((store / "consumequeue").glob("*/*")):
         whole = b"".join(path.read_bytes() for path in sorted(folder.iterdir()))

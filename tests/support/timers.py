@@ -101,7 +101,7 @@ class SlaveStore:
 
 
 class TimedStore:
-    """What the plugin ``delay`` has for times, around a store on ``env``; nothing moves but by its methods.
+    """The timer of the plugin ``delay`` around a store on ``env``, driven only by the methods of this class.
 
     ``refuse`` may take rows out of what is delivered, as another plugin might.
     """
@@ -149,7 +149,7 @@ class TimedStore:
         )
 
     def commit(self) -> None:
-        """Everything that is written goes to the disk and into its queue."""
+        """Flush and dispatch all appended records."""
         for _ in self.store.dispatch(self.store.flush()):
             pass
 

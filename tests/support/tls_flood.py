@@ -42,7 +42,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 sys.exit(len(done) != count)
 """
-"""So many whole handshakes, four at a time; none of them may fail or take 60 s."""
+"""A program that makes ``count`` complete handshakes, four at a time; none of them may fail or take 60 s."""
 
 
 def client_hello() -> bytes:
@@ -55,7 +55,7 @@ def client_hello() -> bytes:
 
 
 def shake_hands_in_memory(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Both parts of a handshake, without a network."""
+    """Run both sides of a handshake without a network."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     parts = [client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1"),
              server.wrap_bio(to_server, to_client, server_side=True)]  # fmt: skip

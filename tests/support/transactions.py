@@ -13,7 +13,7 @@ from support.processes import ChildFailed, Partner
 
 
 class SentHalf(msgspec.Struct, rename="camel"):
-    """How message ``index`` was sent in a transaction; the queue offset is the half message's."""
+    """The send of message ``index`` in a transaction; the queue offset is the half message's."""
 
     index: int
     broker: str

@@ -40,7 +40,7 @@ AT_IMPORT: Final = ("PYTHON", "LD_", "ASAN_", "UBSAN_", "GANTRYMQ_PURE", "MALLOC
 
 
 class Request(msgspec.Struct):
-    """What a process starts with; its stdin, stdout and stderr come with it."""
+    """The arguments and environment of a process; its stdin, stdout and stderr come with it."""
 
     arguments: list[str]
     environ: dict[str, str]
@@ -59,7 +59,7 @@ def counted_at_import(environ: dict[str, str]) -> dict[str, str]:
 
 
 COLD: Final = b"cold"
-"""What the parent answers to a command file where only a new interpreter does."""
+"""The parent's response to a command file that needs a new interpreter."""
 COMMAND: Final = """\
 import _signal, _socket, array, marshal, os, sys
 
@@ -151,7 +151,7 @@ class WarmProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Nothing if it has ended."""
+        """Send the signal, unless the process has ended."""
         if self.poll() is None and self._pidfd is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)

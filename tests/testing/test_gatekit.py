@@ -20,7 +20,7 @@ def durable() -> gatekit.Gate:
 
 
 def copied() -> gatekit.Gate:
-    """One slave, which is near."""
+    """A gate for one slave that is close enough."""
     copies = Copies(lambda: None)
     slave = Copy("10.0.0.2:1", "10.0.0.2", 0.0)
     slave.start = 0
@@ -114,7 +114,7 @@ class Silent(Backup):
 
 
 class Generous(Backup):
-    """After one time-out it lets everything pass."""
+    """A gate that lets everything pass after one timeout."""
 
     given_up = False
 

@@ -14,7 +14,7 @@ from support.hapair import read_all
 
 TOPIC = "T"
 MESSAGES = 40
-"""More than one pull brings."""
+"""A number of messages above the limit of one pull."""
 
 
 @attrs.define

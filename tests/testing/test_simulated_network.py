@@ -63,7 +63,7 @@ async def joined(network: Network) -> AsyncIterator[tuple[trio.SocketStream, tri
 
 
 async def arrival(stream: trio.SocketStream) -> float:
-    """When the next data came, in simulated seconds from now on."""
+    """The arrival of the next data, in simulated seconds from now on."""
     began = trio.current_time()
     assert await stream.receive_some()
     return trio.current_time() - began
@@ -218,7 +218,7 @@ async def test_a_killed_process_closes_its_connections_and_a_power_cut_does_not(
 
 
 async def quietly(receiving: Awaitable[bytes | bytearray]) -> bytes | bytearray:
-    """What was received; nothing when the connection was reset."""
+    """The received bytes; none when the connection was reset."""
     try:
         return await receiving
     except trio.BrokenResourceError:
@@ -394,7 +394,7 @@ assert trio.run(anyio.to_thread.run_sync, threading.get_ident) != threading.get_
 
 
 def test_anyio_uses_threads_after_a_simulation_that_was_its_first_user() -> None:
-    """In another process, because anyio binds the function of trio once."""
+    """The test needs another process, because anyio binds the function of trio once."""
     subprocess.run([sys.executable, "-c", THREADS_AFTER_A_SIMULATION], check=True)
 
 

@@ -24,7 +24,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def kind(**environment: str) -> str:
-    """What a process with these variables says."""
+    """The output of a process with these variables."""
     return run("from gantrymq.kernel.fast import KIND; print(KIND)", **environment).stdout.strip()
 
 

@@ -49,7 +49,7 @@ def files(tmp_path: Path) -> Iterator[list[File]]:
 
 @pytest.fixture
 def unsyncable() -> Iterator[File]:
-    """What the system refuses to sync (EINVAL): the end of a pipe."""
+    """A file that the system refuses to sync (EINVAL): the end of a pipe."""
     read, write = os.pipe()
     file = SystemFile(read)
     yield file
@@ -184,7 +184,7 @@ def test_a_completed_file_is_synced_once(flusher: plain_flusher.Flusher, files: 
 def test_a_file_deleted_meanwhile_is_synced_and_closed(
     flusher: plain_flusher.Flusher, files: list[File], tmp_path: Path
 ) -> None:
-    """As when the disk is so full that the oldest files of the log must go at once."""
+    """This happens when the disk is so full that the oldest log files are deleted at once."""
 
     def is_open(name: str) -> bool:
         paths = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.lexists(entry.path)]
@@ -309,7 +309,7 @@ def test_a_slow_flush_takes_away_one_fast_flush_for_each_unit_that_it_took(
     ends = itertools.count(1)
 
     def flush() -> tuple[float, float]:
-        """At least and at most so many seconds."""
+        """Flush and return a lower and an upper bound of its duration in seconds."""
         synced, began = flusher.sync_times[1], time.monotonic()
         flusher.appended(next(ends), 0)
         flusher.flush()

@@ -19,7 +19,7 @@ HOSTS = [b"\x7f\0\0\x01\0\0\x2a\x9f", bytes(range(20))]
 
 
 def outcome(call: Any) -> Any:
-    """What a call returns, or the kind and text of what it raises."""
+    """The result of a call, or the type and text of its exception."""
     try:
         return call()
     except Exception as error:

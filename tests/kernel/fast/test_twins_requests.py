@@ -273,7 +273,7 @@ RECORD_PARTS = [name.name for name in attrs.fields(Record)] + ["message_id", "bo
 
 
 def parts_of(record: Any) -> Any:
-    """What can be seen of a record, if it is one."""
+    """The visible attributes of a record, or None."""
     if record is None:
         return None
     properties = [record.property_of(name) for name in (b"K", b"TAGS", b"", b"none")]

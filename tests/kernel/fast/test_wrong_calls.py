@@ -47,7 +47,7 @@ WRONG: list[Any] = [
 ]  # fmt: skip
 HOST = b"\x7f\0\0\x01\0\0\x2a\x9f"
 SHAKE = 2000
-"""So many objects are made to take the place of what was freed."""
+"""The number of objects that reuse freed memory."""
 
 
 @pytest.fixture(scope="module", autouse=True)

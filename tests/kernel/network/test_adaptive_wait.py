@@ -12,7 +12,7 @@ pytestmark = pytest.mark.once
 
 
 def waits_of(adaptive: AdaptiveWait, times: int, *, paid: bool) -> list[int]:
-    """At which of so many opportunities the caller waits, when each wait has the same result."""
+    """The opportunities at which the caller waits, if each wait has the same result."""
     waited = []
     for number in range(times):
         if adaptive.should_wait():
@@ -46,7 +46,7 @@ def test_waits_without_reported_results_are_never_skipped() -> None:
 
 
 def ways_of(seconds: dict[bool, float], blocks: int) -> list[bool]:
-    """In which blocks a trial polls, when a block takes so long with polling and without."""
+    """For each block, whether a trial polls; ``seconds`` are the durations of a block with and without polling."""
     trial, ways = PollingTrial(), []
     for _ in range(blocks):
         ways.append(trial.polls)

@@ -94,7 +94,7 @@ def make_bench(*, is_listening: bool = True, port: int = 0, **limits: int | floa
 
 
 def test_an_address_that_another_process_takes_after_the_bind_refuses_the_start() -> None:
-    """With a port that was given, both may bind it until one of them listens."""
+    """Two sockets may bind a given port until one of them listens."""
     bench = make_bench(is_listening=False, port=free_ports()[0])
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -371,7 +371,7 @@ class ListenerFirst:
 
 
 def test_an_event_of_a_displaced_connection_is_not_applied_to_the_next_one_with_its_descriptor() -> None:
-    """What plugins do to a new connection, TLS for example, comes before its first byte is received."""
+    """Plugins change a new connection (for TLS, for example) before its first byte is received."""
     bench = make_bench(connections=4)
     sweep = bench.sweep
     greedy = [connect_from(bench, "127.0.0.2") for _ in range(4)]
@@ -544,7 +544,7 @@ def test_unfinished_frames_just_below_their_limit_are_not_counted_in_each_turn(m
 
 
 def test_a_full_write_buffer_ends_the_turn_of_its_peer_only() -> None:
-    """What one turn may bring of requests is bounded in bytes and rows, their answers are not."""
+    """One turn limits the bytes and rows of requests, not of their responses."""
     bench = make_bench(write_buffer_bytes=64 * 1024)
     peer = bench.connect()
     connection = bench.sweep.connections[0]
@@ -633,7 +633,7 @@ class CountingEpoll:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """For how long the bench that is made after it would have waited."""
+    """The timeouts of the waits of a bench that is made later."""
     monkeypatch.setattr(CountingEpoll, "waits", [])
     monkeypatch.setattr(select, "epoll", CountingEpoll)
     return CountingEpoll.waits
@@ -734,7 +734,7 @@ def test_it_serves_one_client_while_one_connection_alone_sends_one_request_a_tur
     alone, other = (socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(2))
 
     def send(peer: socket.socket, count: int = 1) -> bool:
-        """Whether it served one client while it handled what ``peer`` sent."""
+        """Whether the sweep served one client while it handled the request of ``peer``."""
         before = len(seen)
         peer.sendall(encode(Command(999)) * count)
         while len(seen) == before:

@@ -144,7 +144,7 @@ def test_a_record_at_a_queue_entry_is_found_and_a_forged_one_is_not(host: bytes)
 
 
 def store_offsets(store: Store) -> list[int]:
-    """Where the records of the log begin."""
+    """The offsets of the log's records."""
     return [offset for batch in store.log.scan(0, store.log.end) for offset in batch.offsets]
 
 

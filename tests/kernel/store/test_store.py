@@ -121,7 +121,7 @@ class ForeignLostAndFound(MemoryEnv):
 
 
 def test_a_lost_and_found_that_cannot_be_written_is_named_at_the_start() -> None:
-    """Not first when a crash leaves something to save there."""
+    """The broker reports it at the start, not only when a crash leaves files to save there."""
     with pytest.raises(StoreNotWritable, match=r"cannot write store/lost\+found/.*Give the broker's user the right"):
         open_store(ForeignLostAndFound())
 

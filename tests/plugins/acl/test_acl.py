@@ -185,7 +185,7 @@ async def test_no_changed_byte_of_a_signed_request_passes(guarded: MakeBroker) -
 
 
 async def test_a_request_that_was_read_can_be_sent_again_because_signatures_have_no_time(guarded: MakeBroker) -> None:
-    """As in RocketMQ, whose signatures cover fields and body, and neither the code nor a time: TLS hides requests."""
+    """Signatures cover fields and body, as in RocketMQ, but neither the code nor a time; TLS hides requests."""
     async with run_broker(guarded()) as broker:
         read = ADMIN.sign(send("T", b"x"))
         for replayed in (read, read, Command(RequestCode.GET_BROKER_CONFIG, read.ext, read.body)):
@@ -256,7 +256,7 @@ async def test_requests_that_name_topics_in_other_ways(
 
 
 async def test_a_log_offset_needs_rights_on_the_topic_of_its_message(guarded: MakeBroker) -> None:
-    """Also where the request names another topic."""
+    """This holds even if the request names another topic."""
     async with run_broker(guarded()) as broker, open_channel(broker.address) as channel:
 
         async def stored(topic: str, properties: str = "") -> tuple[str, int]:
@@ -304,7 +304,7 @@ async def test_a_log_offset_needs_rights_on_the_topic_of_its_message(guarded: Ma
 async def test_a_message_that_waits_in_a_topic_of_the_broker_needs_rights_on_the_topic_for_which_it_was_sent(
     guarded: MakeBroker, properties: str
 ) -> None:
-    """Also for an account that may read the broker's topic by default."""
+    """This holds even for an account that may read the broker's topic by default."""
     reader = Credentials("the-reader", "reader-secret")
     account = "- {accessKey: the-reader, secretKey: reader-secret, defaultTopicPerm: SUB, defaultGroupPerm: SUB"
     async with run_broker(guarded(f"{ACCOUNTS}{account}, topicPerms: [other=DENY]}}\n")) as broker:

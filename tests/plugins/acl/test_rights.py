@@ -55,7 +55,7 @@ def request_of(code: int) -> Command:
 
 
 def state_of(broker: Broker) -> dict[str, Any]:
-    """What requests could change."""
+    """The state that requests could change."""
     broker.collect_state()
     return {
         "log": broker.log.end,

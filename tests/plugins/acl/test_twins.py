@@ -117,7 +117,7 @@ def decisions(
 
 
 def flat(rows: list[Any]) -> list[Any]:
-    """Without the difference between rows that the loop allowed and those that the check did."""
+    """The decisions, without the difference between rows allowed by the loop and by the check."""
     return [
         ["the-worker" if one == "signed" else one for one in row] if isinstance(row, list) else None for row in rows
     ]

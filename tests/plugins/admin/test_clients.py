@@ -25,7 +25,7 @@ STATUS = b'{"messageQueueTable":{{"brokerName":"broker-a","queueId":0,"topic":"o
 
 
 class Client:
-    """Keeps what the broker asks; answers with what it was told to, or never."""
+    """Keeps the broker's requests; sends the given response, or none."""
 
     def __init__(self, body: bytes | None = b"", code: int = 0) -> None:
         self.asked: list[Command] = []
@@ -105,7 +105,7 @@ async def test_queues_that_can_only_be_read_are_reset_too(bench: Any) -> None:
 
 @pytest.mark.parametrize(("offset", "timestamp", "target"), [(3, 0, 3), (-1, -1, 4), (-1, -5, 4), (0, -1, 0)])
 async def test_a_reset_of_one_queue_leaves_the_others(bench: Any, offset: int, timestamp: int, target: int) -> None:
-    """As the tool of RocketMQ 5 sends it for ``-q``; all queues went to their first messages."""
+    """The tool of RocketMQ 5 sends this for ``-q``; all queues were reset to their first messages."""
     one = {**RESET, "isForce": "false", "timestamp": timestamp, "queueId": 0, "offset": offset}
     client = Client()
     await commit_both(bench, 1)

@@ -192,7 +192,7 @@ async def test_failed_tls_handshakes_and_refused_slaves_are_events(tmp_path: Pat
 
 
 async def answered(address: str, data: bytes) -> bytes:
-    """What comes back before the peer closes the connection."""
+    """All bytes until the peer closes the connection."""
     received = b""
     async with await trio.open_tcp_stream(*parse_address(address)) as stream:
         await stream.send_all(data)

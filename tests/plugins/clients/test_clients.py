@@ -40,7 +40,7 @@ def members(broker: Any, group: str = "shop") -> list[str]:
 
 
 def notices(broker: Any, *connections: Any) -> list[int]:
-    """How many notices each connection has got, once what is pending has been told."""
+    """The number of notifications to each connection, once pending ones have been sent."""
     clients(broker).notify_changes()
     return [sum(command.code == 40 for command in connection.sent) for connection in connections]
 

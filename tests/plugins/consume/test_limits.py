@@ -43,7 +43,7 @@ def pull(
 
 
 async def count(channel: Channel, command: Command) -> int:
-    """How many messages it gets; the next offset must be the one behind them."""
+    """The number of messages in the response, whose next offset must follow them."""
     asked = int((command.ext or {})["queueOffset"])
     answer = await channel.call(command)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
@@ -113,7 +113,7 @@ async def test_each_message_counts_by_its_own_distance_from_the_logs_end(
 
 @pytest.mark.trio
 async def test_a_record_that_is_not_wanted_ends_the_answer_where_it_does_not_fit(tmp_path: Path) -> None:
-    """As in RocketMQ, where the size is looked at before the filter."""
+    """The size is checked before the filter, as in RocketMQ."""
     for wanted, kind in FILTERS[1:]:
         async with broker_and_channel(tmp_path / kind) as (_, channel):
             await send(channel, 1)

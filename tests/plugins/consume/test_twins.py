@@ -46,7 +46,7 @@ class Peer:
 
 
 def outcome(call: Any) -> Any:
-    """What a call returns, or the kind and text of what it raises."""
+    """The result of a call, or the type and text of its exception."""
     try:
         return call()
     except Exception as error:

@@ -47,9 +47,9 @@ plain = Loops(plain_requests, plain_pulls)
 
 TINY = StoreConfig(commit_log_file_bytes=8192, queue_file_units=20, max_message_bytes=2048, queue_tail_bytes=300)
 ADDRESSES = (-(2**63), -(2**31) - 1, -(2**31), 7)
-"""What stands in the four entries of queue 2 of ``T``: the first two are addresses of an extension file."""
+"""The tag codes of the four entries of queue 2 of ``T``: the first two are addresses of an extension file."""
 DAMAGED = 17
-"""Of queue 0 of ``T``, the entry whose record has a flipped bit."""
+"""The entry of queue 0 of ``T`` whose record has a flipped bit."""
 
 
 class Peer:

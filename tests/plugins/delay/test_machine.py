@@ -43,7 +43,7 @@ class DelayMachine(RuleBasedStateMachine):
         self.world.env.advance(milliseconds)
 
     def waiting(self) -> set[bytes]:
-        """What lies in the queues of the levels, delivered or not."""
+        """The messages in the queues of the levels, delivered or not."""
         return {body for queue_id in range(3) for body in self.world.bodies(SCHEDULE_TOPIC, queue_id)}
 
     def done(self) -> Counter[bytes]:
@@ -81,7 +81,7 @@ class DelayMachine(RuleBasedStateMachine):
         self.note_claims()
 
     def note_claims(self) -> None:
-        """What the file says is delivered is, and without a failed put it is all that is."""
+        """Every message before the stored progress is delivered; without a failed put, these are all delivered ones."""
         self.claimed = {
             body
             for level, position in self.world.delivery.safe().items()

@@ -682,7 +682,7 @@ def test_an_overdue_message_survives_damaged_files(damage: Callable[[MemoryEnv],
 
 @pytest.mark.parametrize("ahead", [0, 60_000, HOUR_MS, 365 * 24 * HOUR_MS])
 def test_a_moment_is_one_of_the_machines_clock_however_far_the_stores_runs_ahead(ahead: int) -> None:
-    """One start with a clock a year ahead let messages of all later lives come at once."""
+    """One start with a clock a year ahead once made messages of all later runs due at once."""
     env = MemoryEnv()
     env.advance(ahead)
     world = TimedStore(env)

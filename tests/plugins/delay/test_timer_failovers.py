@@ -13,8 +13,8 @@ from support.timers import SlaveStore, TimedStore
 
 START_MS = 1_700_000_000_000
 MARGIN_MS = 95_000
-"""What was delivered so long before the last report is not repeated. Most is repeated of what was delivered by a master
-whose tail is cut: marks older than half a minute are a minute apart."""
+"""Messages delivered this long before the last report are not repeated. A master whose tail is cut repeats the most,
+because marks older than half a minute are a minute apart."""
 
 
 class Pair:
@@ -27,7 +27,7 @@ class Pair:
         self.due: dict[bytes, int] = {}
         self.recalled: set[bytes] = set()
         self.reported_ms = START_MS
-        """When the slave had all of the log and the progress last, and had written both."""
+        """The last time at which the slave had stored the complete log and progress."""
         self.repeatable: set[bytes] = set()
         self.number = 0
 
@@ -123,7 +123,7 @@ class Pair:
         self.recalled &= names
 
     def check(self) -> None:
-        """Everything in the master's log has come by now."""
+        """Check that every message in the master's log is delivered."""
         for record in self.master.delivered():
             assert record.store_timestamp >= self.due.get(record.body, 0), f"{record.body!r} is early"
         counts = Counter(self.master.bodies())

@@ -99,8 +99,10 @@ class TimerMachine(RuleBasedStateMachine):
         self.claim()
 
     def claim(self) -> None:
-        """What was delivered before the slot of the checkpoint began is delivered for good. A message that came again
-        after a crash may come once more if its last copy is not from before."""
+        """Record messages delivered before the slot of the checkpoint, which are never repeated.
+
+        A message that was repeated after a crash may be repeated once more if its last copy is later than that.
+        """
         read = self.world.timer.files.check.read_ms
         last = {record.body: record.store_timestamp for record in self.world.delivered()}
         self.claimed |= {body for body, stored in last.items() if stored < read}

@@ -107,7 +107,7 @@ def test_a_half_message_after_a_cut_is_not_delivered_at_the_time_of_a_cut_messag
 
 @pytest.mark.parametrize("replacement", ["half", "timed", "longer"])
 def test_a_unit_delivers_no_other_record_than_its_own(replacement: str) -> None:
-    """As many timed messages came after the cut, before a timer ran, so that the queue offset alone shows nothing."""
+    """The same number of timed messages came after the cut before a timer ran, so the queue offset proves nothing."""
     appended = TimedStore(cut_behind_common((b"tail", 5000)))
     if replacement == "half":
         append_half(appended)

@@ -37,7 +37,7 @@ class SlowReplica:
 
 
 class GatePlugin:
-    """Puts the gate in front of every acknowledgement."""
+    """Puts the gate in front of every acknowledgment."""
 
     name = "slow_replica"
     gate = SlowReplica()

@@ -96,7 +96,7 @@ def log(env: FileEnv) -> CommitLog:
 
 
 def grow(log: CommitLog, env: FileEnv, end: int) -> None:
-    """As if records up to ``end`` had been written."""
+    """Grow the log as if records up to ``end`` had been written."""
     log._tail = (end, end)
     env.made.appended(end, end)
 

@@ -194,7 +194,7 @@ async def kept_from(slave: Broker) -> tuple[str | None, str | None]:
 async def test_a_slave_keeps_what_a_master_with_asynchronous_flush_has_lost(
     pair: Any, since: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the master has accepted since."""
+    """The slave keeps it for any number of messages that the master has accepted since."""
     monkeypatch.setattr(slave_module, "SETTLE_S", 0.2)
     await lose_last_messages(pair, "async")
     async with pair.master(**{"plugin.flush.mode": "async"}) as master:
@@ -348,7 +348,7 @@ async def test_a_group_beyond_the_truncated_tail_resumes_at_the_new_end(pair: An
 
 
 async def test_a_slave_serves_no_reader_before_its_log_was_compared(pair: Any) -> None:
-    """While the master goes on taking messages."""
+    """The master accepts messages meanwhile."""
     _, common = await diverge(pair, *[b"mine"] * 20)
     async with pair.master() as master:
         await pair.send(master, *[b"other"] * 50)

@@ -23,7 +23,7 @@ def joined(pieces: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
 
 
 def fed(pieces: Pieces, data: bytes) -> list[tuple[int, bytes]]:
-    """What is given out, as it is before the next bytes come."""
+    """The pieces, copied before the next bytes arrive."""
     return [(piece.offset, bytes(piece.data)) for piece in pieces.feed(data)]
 
 

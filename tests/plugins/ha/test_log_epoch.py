@@ -84,7 +84,7 @@ def test_a_learned_epoch_does_not_change_the_epoch_of_the_log() -> None:
 
 @pytest.mark.parametrize(("end", "epoch"), [(1000, ONE), (999, FIRST), (0, FIRST)])
 def test_a_log_shortened_before_the_start_of_its_epoch_loses_it_for_good(end: int, epoch: Epoch) -> None:
-    """By a crash or a truncation; records of another master follow."""
+    """The cause is a crash or a truncation; records of another master follow."""
     disk = Disk()
     disk.start_slave().log_follows(ONE, 1000, 1500)
     for now in (end, 2000):
@@ -147,7 +147,7 @@ def test_the_epoch_of_an_older_versions_log_is_unknown_until_it_follows_a_master
 
 
 def test_an_updated_master_begins_its_epoch_where_its_log_ends() -> None:
-    """What it answered before the update, it does not wait for."""
+    """It does not wait for copies of messages that it acknowledged before the update."""
     disk = Disk()
     disk.start().begin(ONE)
     epochs = disk.start()

@@ -384,7 +384,7 @@ async def test_a_slave_configured_as_its_own_master_refuses_the_start(pair: Any)
 
 
 async def test_a_stopping_master_sends_its_slaves_everything_first(pair: Any) -> None:
-    """Who takes its place then has it all, also what no sender waited for."""
+    """The slave that replaces it then has every message, also those that no sender waited for."""
     async with pair.master(full_copy="true") as master, stranger(master) as slow:
         await slow.send_all(REPORT.pack(0))
         for _ in range(30):

@@ -47,7 +47,7 @@ def ha_of(broker: Broker) -> HaPlugin:
 
 
 async def settings_told(broker: Broker) -> dict[str, str]:
-    """What administrators and slaves see of its role."""
+    """The broker's role as administrators and slaves see it."""
     async with open_channel(broker.address) as channel:
         answer = await channel.call(Command(RequestCode.GET_BROKER_CONFIG))
         said = read_properties(bytes(answer.body or b""))
@@ -204,7 +204,7 @@ async def test_a_slave_that_learns_an_epoch_while_it_connects_acknowledges_nothi
 async def test_a_deposed_master_that_does_not_answer_the_epoch_stops_no_slave(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It hangs, as during a failover."""
+    """The old master hangs, as during a failover."""
     unanswered: list[str] = []
 
     async def hang(address: str, epoch: Epoch) -> None:

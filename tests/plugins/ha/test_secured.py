@@ -136,7 +136,7 @@ async def test_a_slave_without_an_administrators_key_gets_no_byte(secured: Secur
 
 
 async def talk(master: Broker, context: ssl.SSLContext | None, data: bytes) -> bytes:
-    """What the port of replication sends back to ``data``."""
+    """The response of the replication port to ``data``."""
     stream: trio.abc.Stream = await trio.open_tcp_stream(*parse_address(master.registry.get(Replication).ha_address))
     if context is not None:
         stream = trio.SSLStream(stream, context, https_compatible=True)  # type: ignore[arg-type]

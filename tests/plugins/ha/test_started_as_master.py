@@ -61,7 +61,7 @@ async def copied(pair: Any, master: Broker, slave: Broker, *bodies: bytes) -> No
 async def test_a_former_slave_does_not_start_as_a_master_beside_a_live_one(
     pair: Any, tmp_path: Path, nameserver: str
 ) -> None:
-    """It lacks what the other slaves have acknowledged since, and they would cut it off."""
+    """It lacks messages that the other slaves have acknowledged since, which they would then truncate."""
     async with run_broker(make(tmp_path / "a", nameserver)) as master:
         async with run_broker(make(tmp_path / "b", nameserver, 1)) as slave:
             await copied(pair, master, slave, b"1", b"2")
@@ -78,7 +78,7 @@ async def test_a_former_slave_does_not_start_as_a_master_beside_a_live_one(
 
 
 async def test_the_configured_master_is_asked_too(pair: Any) -> None:
-    """Without a nameserver it is all that leads to the other master."""
+    """Without a nameserver it is the only way to the other master."""
     async with pair.master() as master:
         async with pair.slave(master) as slave:
             await copied(pair, master, slave, b"1")
@@ -114,7 +114,7 @@ async def test_a_request_makes_no_slave_the_master_while_the_master_answers(
 
 
 async def test_a_reload_does_not_promote_a_slave(tmp_path: Path) -> None:
-    """It cannot wait for the answers of nameservers and masters."""
+    """A request cannot wait for responses of nameservers and masters."""
     async with run_broker(make(tmp_path / "b", "", 1)) as slave:
         with pytest.raises(RemoteFault, match="run `gantrymq cluster promote`, or stop the broker and start it again"):
             slave.registry.get(LiveSettings).reload(make(tmp_path / "b", "", 0).config)

@@ -20,7 +20,7 @@ from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_all, read_queue
 
 CHECKSUM_AT, BODY_SIZE_AT = 8, 84
-"""In a record of RocketMQ's with IPv4 addresses."""
+"""Positions in one of RocketMQ's records with IPv4 addresses."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ class Slave:
         )
 
     def connect(self, stream: bytes, at_once: int = 97) -> str:
-        """One connection that brings these bytes; what ended it, if it was not its end."""
+        """Feed these bytes over one connection; return the error that ended it, if any."""
         tail, pieces = Tail(self._broker), Pieces()
         try:
             for at in range(0, len(stream), at_once):
@@ -89,7 +89,7 @@ def bytes_of(store: Store) -> bytes:
 
 
 def stream_from(master: Store, offset: int, batch: int = 150) -> bytes:
-    """What the master sends to who has its log up to there: no batch goes over the end of a file."""
+    """The stream to a slave that has the log up to ``offset``: no batch crosses the end of a file."""
     data, size, parts = bytes_of(master), master.log.segments.file_bytes, []
     while offset < len(data):
         part = data[offset : min(offset + batch, offset - offset % size + size)]
@@ -105,7 +105,7 @@ def around_the_end_of_a_file(master: Store, stream: bytes) -> range:
 
 
 def places_of_bodies(store: Store) -> list[range]:
-    """Where the log has checksums of bodies, and what these are of."""
+    """The positions of body checksums in the log, and of the bodies."""
     found = []
     for batch in store.log.scan(0, store.log.end):
         for offset in batch.offsets:

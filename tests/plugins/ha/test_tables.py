@@ -214,7 +214,7 @@ class Told(Channel):
 
     @property
     def asked(self) -> int:
-        """How often the topics were asked for."""
+        """The number of requests for the topics."""
         return self.codes.count(RequestCode.GET_ALL_TOPIC_CONFIG)
 
     async def call(self, command: Command, timeout: float = 3.0) -> Command:
@@ -335,7 +335,7 @@ async def test_progress_is_not_adopted_before_the_log_is_flushed(
 async def test_the_end_of_the_masters_log_is_requested_after_its_progress(
     behind: BehindSlave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """What the progress refers to is in the log before the end that is requested later."""
+    """The records of the progress lie before the end that is requested later."""
     nursery.start_soon(behind.stay)
     await trio.sleep(1)
     assert behind.channel.codes == [

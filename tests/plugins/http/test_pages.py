@@ -56,7 +56,7 @@ async def running(folder: Path, enable: Sequence[Any] = (), **settings: str) -> 
 
 
 async def exchange(broker: Broker, request: bytes) -> bytes:
-    """All that comes until the server closes the connection."""
+    """All bytes until the server closes the connection."""
     with trio.fail_after(30):
         async with await trio.open_tcp_stream(*parse_address(address_of(broker))) as stream:
             await stream.send_all(request)

@@ -39,7 +39,7 @@ class Indexed:
             self.index.put(dispatched)
 
     def save(self, *, settle: bool = False) -> bool:
-        """As the plugin does now and then, and at the end."""
+        """Save as the plugin does at intervals and at the end."""
         saved = self.index.save(self.store.log, settle=settle)
         self.store.index_timestamp = max(self.store.index_timestamp, self.index.settled_timestamp)
         return saved
@@ -62,7 +62,7 @@ class Indexed:
         return [record.queue_offset for record in records if key in record.body.decode().split()]
 
     def check_whole(self) -> int:
-        """Everything that the log holds is found by each of its keys, and nothing else; returns how many messages."""
+        """Check that each key finds all of its messages in the log and no others; return the number of messages."""
         wanted: dict[str, list[int]] = {}
         count = 0
         for batch in self.store.log.scan(self.store.log.min_offset, self.store.log.end):

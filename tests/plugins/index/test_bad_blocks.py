@@ -151,7 +151,7 @@ async def fill_one_more(broker: Broker) -> None:
 
 
 async def test_row_16_the_last_message_of_the_index_cannot_be_read_at_the_start(tmp_path: Path) -> None:
-    """Then where the index goes on is not known by its size."""
+    """The size of the file then does not show where the index continues."""
     await fill(tmp_path)
     (tmp_path / "gantrymq.index").unlink()  # so the files alone say how far the index is
     env = BadBlocksEnv()

@@ -46,7 +46,7 @@ class Locks:
         return self.connections.setdefault(client, len(self.connections))
 
     def reconnect(self, client: str) -> None:
-        """Over a new connection from now on; the old one has ended."""
+        """Use a new connection from now on; the old one has ended."""
         self.table.connection_lost(self.connection(client))
         self.connections[client] = len(self.connections) + 100
 

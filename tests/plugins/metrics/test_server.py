@@ -39,7 +39,7 @@ async def connect(address: str) -> trio.SocketStream:
 
 
 async def exchange(address: str, request: bytes) -> bytes:
-    """All that comes until the server closes the connection, or the answer is complete."""
+    """All bytes until the server closes the connection, or the response is complete."""
     async with await connect(address) as stream:
         await stream.send_all(request)
         answer = b""
@@ -115,7 +115,7 @@ async def test_anything_else_is_refused_with_a_text(request_line: bytes, status:
     ],
 )
 async def test_the_page_of_this_machine_is_not_for_other_names(listen: str, host: bytes, status: int) -> None:
-    """Or a web page could have a browser of this machine read the metrics (DNS rebinding)."""
+    """Otherwise a web page could read the metrics through a browser of this machine (DNS rebinding)."""
     async with running(listen) as address:
         port = address.rpartition(":")[2]
         answer = await exchange(f"127.0.0.1:{port}", b"GET /metrics HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")

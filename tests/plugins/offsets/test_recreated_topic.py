@@ -34,7 +34,7 @@ async def query(channel: Channel) -> Command:
 
 
 async def test_a_new_group_gets_all_messages_of_a_topic_created_again(tmp_path: Path) -> None:
-    """As in RocketMQ, where the queue begins at 0 again and so does the group."""
+    """The group begins at the first message, as in RocketMQ, where the queue begins at 0 again."""
     async with broker_and_channel(tmp_path / "store") as (_, channel):
         await recreate(channel)
         answer = await query(channel)

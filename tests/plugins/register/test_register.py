@@ -639,7 +639,7 @@ async def test_a_slave_that_came_before_its_master_asks_soon_and_then_less_often
 
 
 class MasterReplication:
-    """What the links use of a master's plugin ``ha``; ``answered``: when a nameserver renewed the lease."""
+    """The part of a master's plugin ``ha`` that links use; ``answered``: when a nameserver renewed the lease."""
 
     fenced = ""
     has_lease = True
@@ -651,7 +651,7 @@ class MasterReplication:
         self.answered: list[float] = []
 
     def learn_epoch(self, epoch: Epoch, source: str) -> None:
-        """It knows it."""
+        """Do nothing, because a master knows its own epoch."""
 
     def nameserver_answered(self, asked_at: float) -> None:
         self.answered.append(trio.current_time())
@@ -682,7 +682,7 @@ async def test_a_nameserver_that_refuses_to_say_the_epoch_does_not_renew_the_lea
 
 
 class SlaveReplication:
-    """What the links use of a slave's plugin ``ha``."""
+    """The part of a slave's plugin ``ha`` that links use."""
 
     fenced = ""
     has_lease = True
@@ -700,10 +700,10 @@ class SlaveReplication:
         self._epochs.learn(epoch, source, is_master=False)
 
     def nameserver_answered(self, asked_at: float) -> None:
-        """It has no lease."""
+        """Do nothing, because a slave has no lease."""
 
     def master_is(self, broker: str, ha: str) -> None:
-        """It follows nobody."""
+        """Do nothing, because this slave follows nobody."""
 
 
 @pytest.mark.trio

@@ -28,11 +28,11 @@ pytestmark = pytest.mark.trio
 
 NAMESERVER = "10.0.0.9:9876"
 LOOKING_S = 0.05
-"""How long the nameserver takes to answer who is there: time enough for two to find nobody."""
+"""The nameserver's response time to the query: long enough for two brokers to find nobody."""
 
 
 class Place:
-    """One broker: what it announces, and what it tells who asks."""
+    """One broker: what it registers, and its responses to queries."""
 
     def __init__(self, net: Net, address: str, started_ms: int, delay: float = 0.0) -> None:
         env = SimpleNamespace(wall_ms=lambda: started_ms, random_int=lambda bound: 7)

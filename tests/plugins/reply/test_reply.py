@@ -74,7 +74,7 @@ async def beat(channel: Channel, client_id: str, *groups: str) -> None:
 async def requesting(
     broker: Broker, client_id: str = "asker", *, code: int = ResponseCode.SUCCESS, silent: bool = False
 ) -> AsyncIterator[Requester]:
-    """A connected producer ``client_id`` that answers each push with ``code``; a silent one when told to answer."""
+    """A connected producer ``client_id`` that answers each push with ``code``; a silent one waits for the test."""
 
     async def take(command: Command) -> Command:
         requester.pushes.append(command)

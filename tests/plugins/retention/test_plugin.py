@@ -51,7 +51,7 @@ class DiskEnv(SystemEnv):
     has_room = True
     now: float | None = None
     refused = 0
-    """How often the thread that serves clients asked for a file in vain."""
+    """The number of failed requests for a file in the thread that serves clients."""
 
     def open(self, path: str, create: bool = False) -> File:
         if create and "/staging/" in path and not self.has_room:

@@ -203,7 +203,7 @@ async def test_a_group_with_fewer_retry_queues_than_before_uses_the_first_ones_a
 
 
 async def test_a_dead_letter_goes_to_a_queue_that_its_topic_has(tmp_path: Path) -> None:
-    """Also if the topic has more queues, or, in a store of another broker, none."""
+    """This holds even if the topic has more queues, or none in a store of another broker."""
     async with broker_and_channel(tmp_path) as (broker, channel):
         first = await stored(broker, channel)
         topics = broker.registry.get(TopicTable)
@@ -260,7 +260,7 @@ async def test_without_a_plugin_for_delays_a_return_is_refused_and_a_dead_letter
 
 
 def resend(times: int, *, limit: str | None, version: int = 407) -> Command:
-    """What a client sends when 36 failed: the message itself, to the retry topic."""
+    """The message itself, sent to the retry topic, as clients do when 36 failed."""
     command = send("%RETRY%G", b"body", properties="DELAY\x014\x02RETRY_TOPIC\x01T")
     assert command.ext is not None
     command.ext["j"] = str(times)

@@ -36,7 +36,7 @@ def make(path: Path, **settings: str) -> Broker:
 
 
 def addresses(broker: Broker) -> list[tuple[str, str]]:
-    """Of the two ports, each with a path."""
+    """The addresses of the two ports, each with a path."""
     info: dict[str, str] = {}
     for _, call in broker.manager.calls("runtime_info", broker=broker):
         info |= call() or {}

@@ -251,7 +251,7 @@ def accepted(server: ssl.SSLContext, version: ssl.TLSVersion, ciphers: str) -> s
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", ["ECDSA", "RSA"])
 def test_a_scan_finds_no_protocol_and_cipher_beyond_mozillas_intermediate_ones(tmp_path: Path, kind: str) -> None:
-    """As testssl.sh scans a port: each cipher that OpenSSL has, by version, offered alone."""
+    """The scan offers each cipher of OpenSSL alone, by version, as testssl.sh does."""
     certificate = FOLDER / "server.pem"
     if kind == "RSA":
         certificate = tmp_path / "rsa.pem"

@@ -61,7 +61,7 @@ def shake_hands(version: ssl.TLSVersion, server: Any) -> tuple[ssl.SSLObject, ss
 
 
 def received(server: Any, data: bytes, cuts: list[int]) -> tuple[bytes, str, bool, str]:
-    """What the layer has from ``data``, which comes in pieces: bytes, how it ended, whether it is open, its error."""
+    """The layer after ``data`` in pieces: its bytes, its end, whether it is open, its error."""
     got, last, end = b"", 0, "none"
     for cut in [*cuts, len(data)]:
         if server.is_open:
@@ -143,7 +143,7 @@ def test_the_compiled_twin_keeps_no_more_than_a_record_in_memory() -> None:
 
 @attrs.define(eq=False)
 class Connection:
-    """What the kernel's loops use of a connection, and the client's end."""
+    """The part of a connection that the kernel's loops use, and the client's end."""
 
     sock: Any
     client: Any

@@ -31,7 +31,7 @@ def set_topic(broker: Any, attributes: str | None, **fields: Any) -> Any:
 
 
 def attributes_of(broker: Any, topic: str = "orders") -> Any:
-    """As request 351 tells them; None where the field is not there."""
+    """The attributes in the response to request 351; None without the field."""
     return json.loads(broker.ask(351, {"topic": topic}).body).get("attributes")
 
 

@@ -643,7 +643,7 @@ def entry_of(world: TransactedStore, topic: str, offset: int) -> bytes:
 
 
 def repair(world: TransactedStore) -> None:
-    """What the kernel's task does."""
+    """Repair as the kernel's task does."""
     while world.store.repair.is_due:
         world.store.repair.step()
 
@@ -961,7 +961,7 @@ def slave_of(master: TransactedStore, env: MemoryEnv | None = None) -> Transacte
 
 
 def adopt_progress(slave: TransactedStore, master: TransactedStore) -> None:
-    """What the plugin ``ha`` does with the offsets that the master reports."""
+    """Adopt the master's offsets as the plugin ``ha`` does."""
     master.persist()
     for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
         offset = master.offsets.query(CONSUMER, topic, 0)

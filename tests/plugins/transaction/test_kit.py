@@ -46,7 +46,7 @@ class Open(HalfStrategy):
 
 
 class Repeating(HalfStrategy):
-    """Ends a transaction as often as it is told to."""
+    """Ends a transaction with each end request, repeated ones included."""
 
     def end(self, endings: list[Ending]) -> None:
         known = self._table
@@ -180,7 +180,7 @@ class OwnConfig(TransactionConfig):
 
 
 class OwnTransactions(TransactionPlugin):
-    """How somebody else enables a strategy (docs/howto/transactions.md)."""
+    """Enabling a third-party strategy (docs/howto/transactions.md)."""
 
     name = "own_transactions"
     strategies: ClassVar = {"mine": StrategyKind(HalfStrategy, count_open_halves)}

@@ -150,7 +150,7 @@ def cut(world: TransactedStore, end: int) -> MemoryEnv:
 
 
 def start_cut(world: TransactedStore, end: int, *, killed: bool) -> tuple[TransactedStore, dict[str, Any], list[str]]:
-    """As :func:`start` after :func:`cut`; ``killed``: for the second time, after a kill."""
+    """Call :func:`start` after :func:`cut`; with ``killed`` a second time, after a kill."""
     env = cut(world, end)
     if killed:
         start(env)

@@ -269,7 +269,7 @@ def walk(world: TransactedStore, halves: list[Half]) -> Any:
 
 
 def no_room(world: TransactedStore, halves: list[Half]) -> Any:
-    """From now on another plugin refuses what is the third row of a batch."""
+    """Make another plugin refuse the third row of each batch."""
 
     def refuse(batch: AppendBatch) -> None:
         if len(batch) > 2:
@@ -313,7 +313,7 @@ HOSTS = [TINY.store_host, bytes(15) + b"\1\0\0\x2a\x9f"]
 
 
 def lived(steps: list[Step], host: bytes, twin: Any, kernel: Any) -> Any:
-    """All that can be seen of a strategy that these steps were done with, in a broker at ``host``."""
+    """The visible state of a strategy after these steps, in a broker at ``host``."""
     with pytest.MonkeyPatch.context() as patch:
         select_twin(patch, loops, twin)
         select_twin(patch, kernel_fast, kernel)

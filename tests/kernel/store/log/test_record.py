@@ -31,7 +31,7 @@ GOLDEN = bytes.fromhex(
     "00000072DAA320A73610A6860000000200000000000000000000000B00000000000004000000000000000000000003E87F00000100001388"
     "00000000000007D07F00000100002A9F0000000000000000000000000000000568656C6C6F09546F706963546573740009544147530154616741"
 )
-"""From RocketMQ's own encoder."""
+"""The bytes of RocketMQ's own encoder."""
 GOLDEN_RECORD = Record(
     "TopicTest",
     2,
@@ -75,7 +75,7 @@ NEGATIVE = java_hash("z" * 10)
 
 
 def v2(record: Record) -> bytes:
-    """As 5.x writes it when the topic is long."""
+    """Encode as 5.x does when the topic is long."""
     topic = record.topic.encode()
     data = bytearray(encode(attrs.evolve(record, topic="x")))
     at = data.index(b"\x01x", 88)

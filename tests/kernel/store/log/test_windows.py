@@ -39,7 +39,7 @@ def windows_of(store: Store) -> LogWindows:
 
 
 def part(found: tuple[int, memoryview] | None) -> tuple[int, int]:
-    """Where a part of the log begins, and its length."""
+    """The offset and the length of a part of the log."""
     assert found is not None
     return found[0], len(found[1])
 

@@ -52,7 +52,7 @@ def test_meaningless_lines_are_ignored(line: bytes) -> None:
 
 
 def test_a_deletion_beyond_the_log_is_clamped_and_one_before_its_start_dropped() -> None:
-    """Where the log lost its tail, other records get its offsets: they are not dead."""
+    """After a truncation of the log, new records reuse offsets of the deletion and are not deleted."""
     env = MemoryEnv()
     deletions = made(env)
     for topic, end in (("old", 10), ("T", 50), ("U", 90)):
@@ -63,7 +63,7 @@ def test_a_deletion_beyond_the_log_is_clamped_and_one_before_its_start_dropped()
 
 
 def test_a_deletion_stays_while_the_topic_has_messages() -> None:
-    """They came after it, and it still says that the topic need not exist."""
+    """The records are newer than the deletion, which still shows that the topic need not exist."""
     env = MemoryEnv()
     deletions = made(env)
     for topic, end in (("old", 10), ("late", 10)):

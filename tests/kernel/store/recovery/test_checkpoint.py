@@ -151,7 +151,7 @@ def test_marks_survive_a_crash_during_the_save_after_one_that_found_no_room(full
 
 @pytest.mark.parametrize("sequence", [1, 2])
 def test_corrected_marks_leave_the_slot_of_the_checkpoint_on_the_disk(sequence: int) -> None:
-    """As after a save whose checkpoint could not be written: the other slot has a higher number."""
+    """After a save that could not write its checkpoint, the other slot has a higher number."""
     other = Checkpoint(9, 9, 9)
     belongs, newer = MARKS.encode(sequence, BELONGS), MARKS.encode(sequence + 1, other)
     for before in (slots(belongs, newer), slots(newer, belongs)):

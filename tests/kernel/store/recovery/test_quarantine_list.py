@@ -146,7 +146,7 @@ def test_a_cut_interrupted_at_any_call_leaves_a_usable_store(repeated: bool, has
 
 
 def test_recovery_drops_ranges_behind_the_end_of_the_log() -> None:
-    """As they are in a list that belongs to another version of the log, for example a restored one."""
+    """A list of another version of the log, for example a restored one, has such ranges."""
     env, offsets = damaged_store()
     cut(env, offsets[FIRST])
     quarantine(env, [(offsets[BEFORE], offsets[BEFORE + 1]), (offsets[FIRST] + 500, offsets[SECOND])])

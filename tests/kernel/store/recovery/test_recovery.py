@@ -19,7 +19,7 @@ from gantrymq.testing.memory_env import MemoryEnv
 from gantrymq.testing.tinystore import TINY, batch_of, commit, open_store, read_all, read_queue
 
 SIZE = 92 + 100
-"""Of each record here: topic T, a body of 100 bytes. 21 fit into a file."""
+"""The size of each record here: topic T, a body of 100 bytes. 21 fit into a file."""
 FILE = TINY.commit_log_file_bytes
 
 
