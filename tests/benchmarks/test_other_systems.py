@@ -85,9 +85,9 @@ def test_jetstream_is_measured(load: Any, flush: str) -> None:
 
 def test_kafkas_python_clients_have_columns_beside_ours(load: Any, report: Any) -> None:
     found = {"enqueue": [74_000.0, 5.0], "send and wait": [236.0]}
-    told: list[str] = []
+    printed: list[str] = []
     report.figures.add("client", "enqueue", "/s", "gantrymq", 270_000.0, more_is_better=True)
-    load("kafka_clients").add("aiokafka", found, report.figures, told.append)
+    load("kafka_clients").add("aiokafka", found, report.figures, printed.append)
     columns, rows = report.figure_table("client")
     assert columns == ("what", "gantrymq", "java", "aiokafka", "ours")
     assert [(row[0], row[1], row[3]) for row in rows] == [
@@ -95,7 +95,7 @@ def test_kafkas_python_clients_have_columns_beside_ours(load: Any, report: Any) 
         ("processor time of the client for a message: enqueue", "-", "5 us"),
         ("p50 of send and wait", "-", "236 us"),
     ]
-    assert told == ["aiokafka  Python client: enqueue 74,000/s (5.0 us), send and wait 236 us"]
+    assert printed == ["aiokafka  Python client: enqueue 74,000/s (5.0 us), send and wait 236 us"]
 
 
 def test_loads_of_kafkas_clients_have_the_names_of_ours(load: Any) -> None:

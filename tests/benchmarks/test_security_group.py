@@ -19,8 +19,8 @@ def test_the_group_measures_signatures_tls_and_handshakes(load: Any, monkeypatch
     groups, measuring, security = load("special_groups"), load("measuring"), load("security")
     monkeypatch.setattr(security, "BODIES", (100,))
     monkeypatch.setattr(security, "ROUNDS", 1)
-    figures, told = load("figures").Figures(), []
-    security.secure("gantrymq", measuring.Timing(0.2, 0.1, 0.1), groups.Sizes(), figures, told.append)
+    figures, printed = load("figures").Figures(), []
+    security.secure("gantrymq", measuring.Timing(0.2, 0.1, 0.1), groups.Sizes(), figures, printed.append)
     found = {each.what: each.median("gantrymq") for each in figures.of("security")}
     assert len(found) == 4 * 2 + 2 + 3 + 3
     assert all(value is not None and value > 0 for value in found.values())

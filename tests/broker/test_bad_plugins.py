@@ -162,8 +162,8 @@ async def test_a_plugin_that_raises_on_the_write_path_stops_the_broker_and_is_na
     ):
         with structlog.testing.capture_logs() as lines:
             await life()
-    told = [(line["plugin"], line["hook"]) for line in lines if line["event"] == "plugin_failed"]
-    assert told[0] == ("bad", hook_name)
+    logged = [(line["plugin"], line["hook"]) for line in lines if line["event"] == "plugin_failed"]
+    assert logged[0] == ("bad", hook_name)
     assert isinstance(next(line["exc_info"] for line in lines if line["event"] == "plugin_failed"), Bug)
     # ``dispatch`` runs behind the response: the message is stored, and the next start dispatches it again
     stored = {"before_append": [b"good"], "dispatch": [b"good", b"poison"]}[hook_name]
@@ -229,8 +229,8 @@ async def test_plugins_with_policy_skip_or_disable_do_not_stop_the_broker(
                 assert (await call(channel, send("T", b"%d" % number))).code == 0
             assert await bodies(broker) == [b"0", b"1", b"2"]
     assert len(called) == calls
-    told = [(line["plugin"], line["hook"], line["disabled"]) for line in lines if line["event"] == "plugin_failed"]
-    assert told == [("bad", hook_name, calls == 1)] * calls
+    logged = [(line["plugin"], line["hook"], line["disabled"]) for line in lines if line["event"] == "plugin_failed"]
+    assert logged == [("bad", hook_name, calls == 1)] * calls
 
 
 def a_second_plugin(hook_name: str, hook: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -272,8 +272,8 @@ def test_errors_that_a_wrapper_prevents_from_being_skipped_stop_the_start_with_a
 
     enable = [bad(hook_name, ("batch",), fail), a_second_plugin(hook_name, hookimpl(wrapper=True)(wrap), monkeypatch)]
     sys.modules["gantrymq_bad_plugin"].Bad.on_error = "skip"
-    told = f"plugin 'second' wraps {hook_name}, so errors of 'bad' cannot be skipped there .*; --disable one of them"
-    with pytest.raises(StartError, match=told):
+    error = f"plugin 'second' wraps {hook_name}, so errors of 'bad' cannot be skipped there .*; --disable one of them"
+    with pytest.raises(StartError, match=error):
         make_broker(tmp_path, enable=enable)
 
 
@@ -314,8 +314,8 @@ async def test_errors_of_background_tasks_are_logged_with_their_plugin(
     with structlog.testing.capture_logs() as lines, pytest.raises(ExceptionGroup):
         async with run_broker(make_broker(tmp_path, enable=[enable])):
             await trio.sleep_forever()
-    told = [(line["plugin"], line["task"]) for line in lines if line["event"] == "task_failed"]
-    assert told == [("bad", "bad.work")]
+    logged = [(line["plugin"], line["task"]) for line in lines if line["event"] == "task_failed"]
+    assert logged == [("bad", "bad.work")]
 
 
 @pytest.mark.trio
@@ -369,7 +369,7 @@ async def test_the_users_error_policy_overrides_that_of_the_plugin(
 
 
 @pytest.mark.parametrize(
-    ("settings", "own", "told"),
+    ("settings", "own", "reported"),
     [
         ({"plugins.skip_errors": "produce"}, None, "plugins.skip_errors: 'produce' is essential"),
         ({"plugins.disable_on_error": "bda"}, None, "no plugin 'bda' is loaded; did you mean 'bad'"),
@@ -377,26 +377,26 @@ async def test_the_users_error_policy_overrides_that_of_the_plugin(
     ],
 )
 def test_an_invalid_error_policy_stops_the_start(
-    settings: dict[str, str], own: str | None, told: str, bad: Callable[..., str], tmp_path: Path
+    settings: dict[str, str], own: str | None, reported: str, bad: Callable[..., str], tmp_path: Path
 ) -> None:
     enable = bad("before_append", ("batch",), fail)
     if own is not None:
         sys.modules["gantrymq_bad_plugin"].Bad.on_error = own
-    with pytest.raises(StartError, match=told):
+    with pytest.raises(StartError, match=reported):
         make_broker(tmp_path, enable=[enable], settings=settings)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("batch", "extra"), r"the hook before_append has no argument 'extra'; write before_append\(self, batch\)"),
         (("bach",), r"the hook before_append has no argument 'bach'; did you mean 'batch'\?; write before_append"),
     ],
 )
 def test_a_hook_with_a_wrong_argument_gets_an_error_with_the_valid_ones(
-    arguments: tuple[str, ...], told: str, bad: Callable[..., str], tmp_path: Path
+    arguments: tuple[str, ...], reported: str, bad: Callable[..., str], tmp_path: Path
 ) -> None:
-    with pytest.raises(StartError, match=rf"plugin 'bad' \(gantrymq_bad_plugin:Bad\): {told}"):
+    with pytest.raises(StartError, match=rf"plugin 'bad' \(gantrymq_bad_plugin:Bad\): {reported}"):
         make_broker(tmp_path, enable=[bad("before_append", arguments, fail)])
 
 
@@ -426,9 +426,9 @@ async def test_an_error_outside_the_write_path_affects_that_plugin_only(
                     answer = await call(channel, pull("T", 0, number + 1, suspend_ms=100))
                     assert answer.code == ResponseCode.PULL_NOT_FOUND
             assert await bodies(broker) == [b"0", b"1", b"2"]
-    told = [line for line in lines if line["log_level"] == "error"]
-    assert told
-    assert all(line.get("plugin") == "bad" for line in told), told
+    logged = [line for line in lines if line["log_level"] == "error"]
+    assert logged
+    assert all(line.get("plugin") == "bad" for line in logged), logged
     assert not (tmp_path / "abort").exists(), "it stops in order"
     await store_works(tmp_path, [b"0", b"1", b"2"])
 
@@ -450,8 +450,10 @@ async def test_errors_of_hold_pulls_are_all_counted_and_logged_once(bad: Callabl
                 answer = await call(channel, pull("T", 0, 1, suspend_ms=60_000))
                 assert answer.code == ResponseCode.PULL_NOT_FOUND
             assert broker.manager.activity.errors["bad"]["hold_pulls"].count == 5
-    told = [line for line in lines if line["log_level"] == "error"]
-    assert [(line["event"], line["plugin"], line["hook"]) for line in told] == [("plugin_failed", "bad", "hold_pulls")]
+    logged = [line for line in lines if line["log_level"] == "error"]
+    assert [(line["event"], line["plugin"], line["hook"]) for line in logged] == [
+        ("plugin_failed", "bad", "hold_pulls")
+    ]
 
 
 @pytest.mark.trio
@@ -473,8 +475,8 @@ async def test_wrong_results_of_persist_are_logged_and_the_broker_stops_in_order
             for number in range(3):
                 assert (await call(channel, send("T", b"%d" % number))).code == 0
                 await trio.sleep(0.03)
-    told = [(line["event"], line["plugin"]) for line in lines if line["log_level"] == "error"]
-    assert set(told) == {("persist_failed", "bad")}
+    logged = [(line["event"], line["plugin"]) for line in lines if line["log_level"] == "error"]
+    assert set(logged) == {("persist_failed", "bad")}
     assert not (tmp_path / "abort").exists(), "it stops in order"
     await store_works(tmp_path, [b"0", b"1", b"2"])
 
@@ -495,8 +497,8 @@ async def test_no_file_expires_if_retention_floor_returns_no_offset(bad: Callabl
             expired = await drop_before(broker, 0, broker.log.segments.file_bytes)
             assert expired.holder == "bad", "it is counted every few seconds, and not logged again"
             assert (await call(channel, send("T", b"last"))).code == 0
-    told = [(line["event"], line["plugin"]) for line in lines if line["log_level"] == "error"]
-    assert told == [("retention_floor_failed", "bad")]
+    logged = [(line["event"], line["plugin"]) for line in lines if line["log_level"] == "error"]
+    assert logged == [("retention_floor_failed", "bad")]
 
 
 @pytest.mark.trio
@@ -537,8 +539,8 @@ async def test_a_background_task_that_raises_stops_the_broker_and_is_named(
         ),
     ):
         await life()
-    told = [(line["plugin"], line["task"]) for line in lines if line["event"] == "task_failed"]
-    assert told == [("bad", "bad.work")]
+    logged = [(line["plugin"], line["task"]) for line in lines if line["event"] == "task_failed"]
+    assert logged == [("bad", "bad.work")]
     assert not (tmp_path / "abort").exists()
     await store_works(tmp_path, [b"x"])
 
@@ -588,23 +590,23 @@ async def test_a_plugin_that_blocks_the_event_loop_is_named_in_the_log(bad: Call
 
     def watch(logger: object, method: str, event: dict[str, Any]) -> dict[str, Any]:
         if event["event"] == "loop_blocked" and event["plugin"] == "bad":  # a busy machine holds up others too
-            told.append(event)
+            logged.append(event)
             blocking.set()
         if event["event"] == "loop_resumed" and blocking.is_set():
             seen.set()
         raise structlog.DropEvent
 
-    told: list[dict[str, Any]] = []
+    logged: list[dict[str, Any]] = []
     enable = [bad("before_append", ("batch",), block)]
     structlog.configure(processors=[watch])
     async with run_broker(make_broker(tmp_path, enable=enable, settings={"broker.watchdog": "20ms"})) as broker:
         async with open_channel(broker.address) as channel:
-            for _ in range(5):  # one that follows on another's delay is not told of by itself
+            for _ in range(5):  # one that another plugin's block delays is not reported
                 assert (await call(channel, send("T", b"x"))).code == 0
                 if blocking.is_set():
                     break
         assert await trio.to_thread.run_sync(seen.wait, 10)
-    assert any("test_bad_plugins" in place for place in told[0]["where"])
+    assert any("test_bad_plugins" in place for place in logged[0]["where"])
 
 
 @pytest.mark.trio

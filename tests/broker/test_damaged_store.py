@@ -195,10 +195,10 @@ LOG_DAMAGE: dict[str, tuple[Tamper, str]] = {
 @pytest.mark.trio
 @pytest.mark.parametrize("what", LOG_DAMAGE)
 async def test_a_log_with_inconsistent_files_refuses_the_start_and_is_not_changed(what: str, crashed: Path) -> None:
-    tamper, told = LOG_DAMAGE[what]
+    tamper, reported = LOG_DAMAGE[what]
     tamper(crashed)
     before = {path.name: path.read_bytes() for path in log_files(crashed)}
-    with pytest.raises(StartError, match=told):
+    with pytest.raises(StartError, match=reported):
         await broker_on(crashed).run()
     assert {path.name: path.read_bytes() for path in log_files(crashed)} == before
 

@@ -59,9 +59,9 @@ def codes(address: str, commands: list[Command]) -> Counter[int]:
 
 
 def test_a_flood_of_topics_reaches_the_limit(flooded: Cluster) -> None:
-    told = codes(flooded.address, [send(f"Flood{number}", b"x") for number in range(FLOOD)])
-    assert set(told) == {ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}
-    assert told[ResponseCode.SUCCESS] < LIMIT
+    received = codes(flooded.address, [send(f"Flood{number}", b"x") for number in range(FLOOD)])
+    assert set(received) == {ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}
+    assert received[ResponseCode.SUCCESS] < LIMIT
     with RawPeer(flooded.address) as peer:
         refused = peer.ask(send("One", b"x"))
     assert refused is not None
@@ -69,11 +69,11 @@ def test_a_flood_of_topics_reaches_the_limit(flooded: Cluster) -> None:
 
 
 def test_a_flood_of_groups_reaches_the_limit(flooded: Cluster) -> None:
-    told = codes(flooded.address, [pull("T", group=f"flood{number}") for number in range(FLOOD)])
-    assert set(told) == {ResponseCode.SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST}
-    assert told[ResponseCode.SUCCESS] < LIMIT
-    told = codes(flooded.address, [send(f"%RETRY%flood{number}", b"x") for number in range(FLOOD)])
-    assert told[ResponseCode.SUCCESS] < LIMIT, "a retry topic needs its group"
+    received = codes(flooded.address, [pull("T", group=f"flood{number}") for number in range(FLOOD)])
+    assert set(received) == {ResponseCode.SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST}
+    assert received[ResponseCode.SUCCESS] < LIMIT
+    received = codes(flooded.address, [send(f"%RETRY%flood{number}", b"x") for number in range(FLOOD)])
+    assert received[ResponseCode.SUCCESS] < LIMIT, "a retry topic needs its group"
 
 
 def test_a_flood_of_offsets_reaches_the_limit(flooded: Cluster) -> None:
@@ -81,16 +81,16 @@ def test_a_flood_of_offsets_reaches_the_limit(flooded: Cluster) -> None:
         for number in range(LIMIT // 2):
             assert peer.ask(send(f"Flood{number}", b"x")) is not None
     groups, topics = range(5), range(LIMIT // 2)
-    told = codes(
+    received = codes(
         flooded.address, [update_offset(f"g{group}", 1, f"Flood{number}") for group in groups for number in topics]
     )
-    assert set(told) == {ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}
-    assert told[ResponseCode.SUCCESS] == LIMIT - 1
+    assert set(received) == {ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR}
+    assert received[ResponseCode.SUCCESS] == LIMIT - 1
 
 
 def test_a_flood_of_live_groups_reaches_the_limit_and_ends_with_its_connection(flooded: Cluster) -> None:
-    told = codes(flooded.address, [heartbeat(f"flood{number}") for number in range(FLOOD)])
-    assert told[ResponseCode.SUCCESS] <= LIMIT
+    received = codes(flooded.address, [heartbeat(f"flood{number}") for number in range(FLOOD)])
+    assert received[ResponseCode.SUCCESS] <= LIMIT
     with RawPeer(flooded.address) as peer:
         answer = peer.ask(heartbeat("mine"))
         assert answer is not None

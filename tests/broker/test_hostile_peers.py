@@ -221,7 +221,7 @@ def test_one_message_answers_twenty_thousand_held_pulls(cluster: Cluster) -> Non
         assert second.code == 0
         answers = [consumer.answer_to(number) for number in range(count)]
     assert None not in answers
-    # Who does not read as fast as the answers come is told to ask again for the rest.
+    # A client that does not read as fast as the responses come is asked to pull the rest again.
     codes = {answer.code for answer in answers if answer is not None}
     assert ResponseCode.SUCCESS in codes <= {ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY}
 

@@ -278,8 +278,8 @@ async def test_internal_messages_refused_by_a_plugin_are_delivered_later(
             await user.send(Message("T", b"later", **waits))
             assert (await user.receive("T")).body == b"later"
             assert user.metric("gantrymq_plugin_refused_kept_messages_total") == {("picky", source): 2}
-    told = [line for line in lines if line["event"] == "kept_message_refused"]
-    named = [(line["plugin"], line["source"], line["topic"]) for line in told]
+    logged = [line for line in lines if line["event"] == "kept_message_refused"]
+    named = [(line["plugin"], line["source"], line["topic"]) for line in logged]
     assert named == [("picky", source, "T")], "once an hour"
     assert not [line for line in lines if line["event"] == "delayed_message_lost"]
 
@@ -289,19 +289,21 @@ async def test_a_refused_commit_is_reported_and_checked_back_again(tmp_path: Pat
         async with using(tmp_path, install(RefuseTwice)) as user:
             await user.transaction(Message("T", b"paid"))
             assert (await user.receive("T")).body == b"paid"
-    told = {(line["plugin"], line["source"]) for line in lines if line["event"] == "kept_message_refused"}
-    assert told == {("picky", Source.TRANSACTION)}
+    logged = {(line["plugin"], line["source"]) for line in lines if line["event"] == "kept_message_refused"}
+    assert logged == {("picky", Source.TRANSACTION)}
 
 
 @pytest.mark.parametrize(
-    ("sources", "told"),
+    ("sources", "reported"),
     [
         (("clients",), "no source 'clients'; did you mean 'client'"),
         ("client", "sources = 'client' must be a tuple"),
         (7, "sources = 7 must be a tuple"),
     ],
 )
-async def test_an_unknown_source_stops_the_start(tmp_path: Path, install: Install, sources: object, told: str) -> None:
+async def test_an_unknown_source_stops_the_start(
+    tmp_path: Path, install: Install, sources: object, reported: str
+) -> None:
     enable = install(type("Wrong", (Dedup,), {"sources": sources}))
-    with pytest.raises(StartError, match=f"plugin 'dedup': {told}"):
+    with pytest.raises(StartError, match=f"plugin 'dedup': {reported}"):
         make_broker(tmp_path, enable=[enable])

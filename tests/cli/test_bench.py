@@ -542,7 +542,7 @@ def test_an_unreachable_broker_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "reported"),
     [
         (["produce", "--topic", "no such"], 1, "characters other than"),
         (["consume", "--topic", "missing"], 1, "no route to topic missing"),
@@ -552,11 +552,13 @@ def test_an_unreachable_broker_is_one_line() -> None:
         (["produce", "--nameserver", "nonsense"], 2, "host:port"),
     ],
 )
-def test_impossible_plans_are_rejected(cli: Cli, cluster: Cluster, arguments: list[str], code: int, told: str) -> None:
+def test_impossible_plans_are_rejected(
+    cli: Cli, cluster: Cluster, arguments: list[str], code: int, reported: str
+) -> None:
     given = arguments if "--nameserver" in arguments else [*arguments, "--nameserver", cluster.nameserver]
     outcome = cli("bench", *given)
     assert outcome.code == code
-    assert told in outcome.err
+    assert reported in outcome.err
     assert "Traceback" not in outcome.err
 
 

@@ -63,14 +63,14 @@ def test_the_demo_exports_what_it_sent(tmp_path: Path) -> None:
     assert not (tmp_path / "demo" / "parquet").exists(), "nothing is left of the first time"
 
 
-@pytest.mark.parametrize(("data", "told"), [(b"\n\n", "has no lines to send"), (None, "No such file or directory")])
+@pytest.mark.parametrize(("data", "reported"), [(b"\n\n", "has no lines to send"), (None, "No such file or directory")])
 @pytest.mark.slow
-def test_a_file_without_lines_is_reported(tmp_path: Path, data: bytes | None, told: str) -> None:
+def test_a_file_without_lines_is_reported(tmp_path: Path, data: bytes | None, reported: str) -> None:
     if data is not None:
         (tmp_path / "lines").write_bytes(data)
     code, text, errors = run_demo(tmp_path, "--file", "lines")
     assert (code, text) == (1, "")
-    assert told in errors
+    assert reported in errors
     assert errors.count("\n") == 1
 
 

@@ -82,7 +82,7 @@ def test_a_port_used_by_a_broker_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("advertise", "state", "told"),
+    ("advertise", "state", "reported"),
     [
         ("127.0.0.1:10911", "ok", "only clients on this machine"),
         ("192.0.2.7:10911", "warn", "192.0.2.7 is not an address of this machine"),
@@ -90,11 +90,11 @@ def test_a_port_used_by_a_broker_is_a_warning(tmp_path: Path) -> None:
     ],
 )
 def test_the_advertised_address_is_checked_by_a_connection(
-    doctor: Callable[..., Any], advertise: str, state: str, told: str
+    doctor: Callable[..., Any], advertise: str, state: str, reported: str
 ) -> None:
     _, found = doctor("--set", f"broker.advertise={advertise}")
     assert found["advertised address"]["state"] == state
-    assert told in found["advertised address"]["found"]
+    assert reported in found["advertised address"]["found"]
 
 
 def test_a_wildcard_is_resolved_by_the_broker(doctor: Callable[..., Any]) -> None:
@@ -103,7 +103,7 @@ def test_a_wildcard_is_resolved_by_the_broker(doctor: Callable[..., Any]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("flags", "state", "told"),
+    ("flags", "state", "reported"),
     [
         (["--listen", "127.0.0.1:0"], "ok", "only this machine"),
         (["--listen", "0.0.0.0:0"], "fail", "refuses to start"),
@@ -113,11 +113,11 @@ def test_a_wildcard_is_resolved_by_the_broker(doctor: Callable[..., Any]) -> Non
     ],
 )
 def test_listening_beyond_loopback_needs_access_control_or_insecure(
-    doctor: Callable[..., Any], flags: list[str], state: str, told: str
+    doctor: Callable[..., Any], flags: list[str], state: str, reported: str
 ) -> None:
     _, found = doctor(*flags)
     assert found["protected mode"]["state"] == state
-    assert told in found["protected mode"]["found"]
+    assert reported in found["protected mode"]["found"]
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, place: Path, right: int) -> None:
@@ -312,7 +312,7 @@ MAY_GRANT = """"User:alice": {"subject": "User:alice", "policies": [{"policyType
 
 
 @pytest.mark.parametrize(
-    ("accounts", "users", "mode", "state", "told"),
+    ("accounts", "users", "mode", "state", "reported"),
     [
         (ACCOUNTS, None, 0o600, "ok", "1 accounts, 0 users"),
         (ACCOUNTS, f'{{"users": {{{ROOT}}}}}', 0o600, "ok", "1 accounts, 1 users"),
@@ -333,7 +333,7 @@ def test_files_of_accounts_and_users_are_checked_without_showing_secrets(
     users: str | None,
     mode: int,
     state: str,
-    told: str,
+    reported: str,
 ) -> None:
     arguments = ["--enable", "acl", "--set", f"plugin.acl.file={tmp_path / 'plain_acl.yml'}"]
     for name, text in (("plain_acl.yml", accounts), ("users.json", users)):
@@ -344,7 +344,7 @@ def test_files_of_accounts_and_users_are_checked_without_showing_secrets(
         arguments += ["--set", f"plugin.acl.users={tmp_path / 'users.json'}"]
     code, found = doctor(*arguments)
     assert (found["access control"]["state"], code) == (state, int(state == "fail"))
-    assert told in found["access control"]["found"]
+    assert reported in found["access control"]["found"]
     for secret in ("admin-secret", "root-password", "short"):
         assert secret not in str(found["access control"])
 
@@ -364,7 +364,7 @@ def test_a_configuration_file_with_a_secret_that_others_can_read_is_named(
 
 
 @pytest.mark.parametrize(
-    ("certificate", "mode", "settings", "state", "told"),
+    ("certificate", "mode", "settings", "state", "reported"),
     [
         ("server.pem", 0o600, {}, "ok", "server.pem is valid for"),
         ("server.pem", 0o600, {"client_certificates": "required", "ca": str(CA)}, "ok", "is valid for"),
@@ -384,7 +384,7 @@ def test_certificates_are_checked_as_clients_do(
     mode: int,
     settings: dict[str, str],
     state: str,
-    told: str,
+    reported: str,
 ) -> None:
     file = tmp_path / certificate
     if certificate == "soon.pem":
@@ -397,4 +397,4 @@ def test_certificates_are_checked_as_clients_do(
     arguments = [word for name, value in given.items() for word in ("--set", f"plugin.tls.{name}={value}")]
     code, found = doctor("--enable", "tls", *arguments)
     assert (found["TLS"]["state"], code) == (state, int(state == "fail"))
-    assert told in found["TLS"]["found"]
+    assert reported in found["TLS"]["found"]

@@ -231,7 +231,7 @@ def test_a_closed_output_pipe_ends_the_consumer_quietly(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "reported"),
     [
         (["produce", "--topic", "../x", "--file", "FILE"], 1, "topic '../x' has characters other than"),
         (["produce", "--topic", "x" * 128, "--file", "FILE"], 1, "127"),
@@ -274,12 +274,12 @@ def test_a_closed_output_pipe_ends_the_consumer_quietly(
     ],
 )
 def test_bad_input_is_one_line_without_a_traceback(
-    shell: Cli, lines: Callable[[bytes], str], arguments: list[str], code: int, told: str
+    shell: Cli, lines: Callable[[bytes], str], arguments: list[str], code: int, reported: str
 ) -> None:
     path = lines(b"a line\n")
     outcome = shell(*[path if word == "FILE" else word for word in arguments])
     assert (outcome.code, outcome.out) == (code, "")
-    assert told in " ".join(outcome.err.split())
+    assert reported in " ".join(outcome.err.split())
     assert "Traceback" not in outcome.err
 
 

@@ -91,7 +91,7 @@ def test_names_of_any_length_make_a_package_that_is_formatted(cli: Cli, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("Audit", "cannot be the name of a plugin"),
         ("1st", "cannot be the name of a plugin"),
@@ -104,11 +104,11 @@ def test_names_of_any_length_make_a_package_that_is_formatted(cli: Cli, tmp_path
         ("ha", "there is a plugin 'ha' already"),
     ],
 )
-def test_a_name_that_cannot_be_used_is_refused(cli: Cli, tmp_path: Path, name: str, told: str) -> None:
+def test_a_name_that_cannot_be_used_is_refused(cli: Cli, tmp_path: Path, name: str, reported: str) -> None:
     outcome = cli("plugins", "new", name, "--into", str(tmp_path))
     assert (outcome.code, outcome.out) == (2, "")
     text = " ".join(outcome.err.replace("│", " ").split())
-    assert told in text
+    assert reported in text
     assert list(tmp_path.iterdir()) == []
 
 

@@ -143,7 +143,7 @@ def test_a_disabled_plugin_is_not_listed(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["--enable", "gantrymq.nothing:X"], "plugin 'gantrymq.nothing:X': No module named 'gantrymq.nothing'"),
         (["--enable", "no-such-entry"], "no plugin 'no-such-entry' is installed"),
@@ -156,10 +156,10 @@ def test_a_disabled_plugin_is_not_listed(cli: Cli) -> None:
         (["--disable", "filtr"], "cannot disable 'filtr': no such plugin; did you mean 'filter'?"),
     ],
 )
-def test_a_plugin_that_cannot_be_loaded_is_one_line(cli: Cli, module: str, arguments: list[str], told: str) -> None:
+def test_a_plugin_that_cannot_be_loaded_is_one_line(cli: Cli, module: str, arguments: list[str], reported: str) -> None:
     outcome = cli("plugins", "list", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
-    assert told in outcome.err
+    assert reported in outcome.err
     assert outcome.err.count("\n") == 1
 
 
@@ -248,7 +248,7 @@ def test_hook_times_of_a_running_broker_are_traced(cli: Cli, module: str, plugin
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "reported"),
     [
         (["show", "flush", "--broker", "nonsense"], 2, "nonsense"),
         (["show", "flush", "--broker", "127.0.0.1:1"], 1, "nothing listens there"),
@@ -256,8 +256,8 @@ def test_hook_times_of_a_running_broker_are_traced(cli: Cli, module: str, plugin
         (["trace", "--interval", "61"], 2, "at most 60 seconds"),
     ],
 )
-def test_an_unreachable_broker_is_one_error(cli: Cli, arguments: list[str], code: int, told: str) -> None:
+def test_an_unreachable_broker_is_one_error(cli: Cli, arguments: list[str], code: int, reported: str) -> None:
     outcome = cli("plugins", *arguments)
     assert (outcome.code, outcome.out) == (code, "")
-    assert told in outcome.err
+    assert reported in outcome.err
     assert "Traceback" not in outcome.err

@@ -572,7 +572,7 @@ def test_a_disk_without_room_for_the_first_log_file_is_reported_at_the_start(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["--nameserver-listen", "nowhere"], "nameserver: 'nowhere' is not an address: host:port is expected"),
         (["--nameserver-listen", "127.0.0.1:99999"], "the port must be a number from 0 to 65535"),
@@ -580,11 +580,11 @@ def test_a_disk_without_room_for_the_first_log_file_is_reported_at_the_start(
         (["--nameserver-listen", "127.0.0.1:0", "--listen", "192.0.2.1:0"], "cannot listen on 192.0.2.1:0"),
     ],
 )
-def test_an_invalid_address_is_reported(cli: Cli, tmp_path: Path, arguments: list[str], told: str) -> None:
+def test_an_invalid_address_is_reported(cli: Cli, tmp_path: Path, arguments: list[str], reported: str) -> None:
     outcome = cli("serve", "--data", str(tmp_path / "store"), "--listen", "127.0.0.1:0", *arguments)
     assert (outcome.code, outcome.out) == (1, "")
     (line,) = user_lines(outcome.err)
-    assert told in line
+    assert reported in line
 
 
 @pytest.mark.parametrize("way", ["serve --plugin", "serve load", "broker --plugin", "broker load"])
@@ -631,8 +631,8 @@ def test_a_nameservers_switches_are_set_at_its_start(serve: Serve, cli: Cli) -> 
         command="nameserver",
     )  # fmt: skip
     address = ready(child)["nameserver"]
-    told = ask(address, Command(RequestCode.GET_NAMESRV_CONFIG)).body.decode()
-    assert {"supportActingMaster=true", "enableTopicList=true"} <= set(told.split())
+    received = ask(address, Command(RequestCode.GET_NAMESRV_CONFIG)).body.decode()
+    assert {"supportActingMaster=true", "enableTopicList=true"} <= set(received.split())
     outcome = cli("topic", "list", "--nameserver", address)
     assert (outcome.code, "disable" in outcome.err) == (1, True)
 

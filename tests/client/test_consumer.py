@@ -632,7 +632,7 @@ async def test_a_refused_pull_is_retried(fake_cluster: Cluster, no_pause: None, 
         cluster.broker.answers[11] = refuse
         async with client.consumer("T", "g", start="first") as messages:
             assert (await take(messages, 1))[0].body == b"x"
-            # a broker that does not know the subscription is told it again before the next pull
+            # a broker that does not know the subscription gets it again before the next pull
             assert len(cluster.broker.seen(34)) == (2 if code in (24, 25) else 1)
 
 
@@ -959,19 +959,19 @@ async def test_a_closed_consumer_raises_and_never_hangs(fake_cluster: Cluster) -
 
 async def test_a_waiting_task_gets_an_error_when_the_consumer_closes(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
-        told: list[gantrymq.ClientClosed] = []
+        raised: list[gantrymq.ClientClosed] = []
 
         async def wait() -> None:
             try:
                 await anext(messages)
             except gantrymq.ClientClosed as error:
-                told.append(error)
+                raised.append(error)
 
         async with anyio.create_task_group() as tasks:
             async with client.consumer("T", "g") as messages:
                 tasks.start_soon(wait)
                 await cluster.broker.wait_for(11)
-        assert len(told) == 1
+        assert len(raised) == 1
 
 
 async def test_a_second_consumer_of_a_group_in_one_client_is_rejected(fake_cluster: Cluster) -> None:
@@ -1095,7 +1095,7 @@ async def test_a_missing_acknowledgment_is_logged_once_for_each_queue(
     monkeypatch.setattr("gantrymq.client.puller.STALL_SECONDS", 0.2)
     monkeypatch.setattr("gantrymq.client.progress.OUTSTANDING_MAX_MESSAGES", 10)
 
-    def told() -> list[str]:
+    def logged() -> list[str]:
         return [record.getMessage() for record in caplog.records if "consumer_stalled" in record.getMessage()]
 
     async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
@@ -1104,15 +1104,15 @@ async def test_a_missing_acknowledgment_is_logged_once_for_each_queue(
         async with client.consumer("T", "g", start="first") as messages:
             taken = await take(messages, 40)
             with anyio.fail_after(20):
-                while len(told()) < 2:  # noqa: ASYNC110
+                while len(logged()) < 2:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             first = next(message for message in taken if message.queue.queue_id == 0)
             for message in taken:
                 if message.queue.queue_id == 0 and message is not first:
                     await message.ack()  # wakes the puller; the oldest is still missing
             await anyio.sleep(0.5)
-            assert len(told()) == 2
-            assert all("offset=0" in line and "age_s=" in line and "group='g'" in line for line in told())
+            assert len(logged()) == 2
+            assert all("offset=0" in line and "age_s=" in line and "group='g'" in line for line in logged())
             now = messages.statistics()
             assert [(each.outstanding, each.stalled) for each in now.queues.values()] == [(1, False), (20, True)]
             assert now.outstanding == 21

@@ -278,17 +278,17 @@ async def test_a_message_that_retention_has_overtaken_is_sent_back(fake_cluster:
 
 @pytest.mark.parametrize("kind", ["functions", "coroutines"])
 async def test_callbacks_get_assigned_and_revoked_queues_and_may_acknowledge(fake_cluster: Cluster, kind: str) -> None:
-    told: list[tuple[str, list[int]]] = []
+    reported: list[tuple[str, list[int]]] = []
     held: list[gantrymq.ReceivedMessage] = []
 
     def assigned(queues: Sequence[MessageQueue]) -> None:
-        told.append(("assigned", [each.queue_id for each in queues]))
+        reported.append(("assigned", [each.queue_id for each in queues]))
 
     async def assigned_later(queues: Sequence[MessageQueue]) -> None:
         assigned(queues)
 
     async def revoked(queues: Sequence[MessageQueue]) -> None:
-        told.append(("revoked", [each.queue_id for each in queues]))
+        reported.append(("revoked", [each.queue_id for each in queues]))
         for message in held:
             if message.queue in queues:
                 await message.ack()
@@ -298,16 +298,16 @@ async def test_callbacks_get_assigned_and_revoked_queues_and_may_acknowledge(fak
             cluster.broker.store("T", number, b"x")
         first = assigned if kind == "functions" else assigned_later
         async with client.consumer("T", "g", start="first", on_assigned=first, on_revoked=revoked) as messages:
-            assert told == [("assigned", [0, 1])]
+            assert reported == [("assigned", [0, 1])]
             held += await take(messages, 2)
             cluster.broker.groups["g"].append("0-another-member")  # sorts first, so it gets queue 0
             await cluster.broker.notify("g")
             with anyio.fail_after(20):
                 while ("g", "T", 0) not in cluster.broker.offsets:
                     await cluster.broker.changed.wait()
-            assert told[1:] == [("revoked", [0])]
+            assert reported[1:] == [("revoked", [0])]
             assert cluster.broker.offsets["g", "T", 0] == 1
-        assert told[2:] == [("revoked", [1])]
+        assert reported[2:] == [("revoked", [1])]
         assert cluster.broker.offsets["g", "T", 1] == 1
 
 
@@ -315,10 +315,10 @@ async def test_callbacks_get_assigned_and_revoked_queues_and_may_acknowledge(fak
 def test_callbacks_of_a_blocking_consumer_may_acknowledge_at_a_rebalance_and_at_the_end(
     fake_in_thread: Any, way: str
 ) -> None:
-    broker, held, told = fake_in_thread.broker, [], []
+    broker, held, reported = fake_in_thread.broker, [], []
 
     def revoked(queues: Sequence[MessageQueue]) -> None:
-        told.extend(each.queue_id for each in queues)
+        reported.extend(each.queue_id for each in queues)
         for batch in held:
             if batch[0].queue in queues:
                 batch.ack() if way == "batch" else batch[0].ack()
@@ -339,8 +339,8 @@ def test_callbacks_of_a_blocking_consumer_may_acknowledge_at_a_rebalance_and_at_
         with client.consumer("T", "g", start="first", on_revoked=revoked) as messages:
             held += [messages.next_batch(1), messages.next_batch(1)]
             fake_in_thread.portal.call(add_member)
-            assert (told, broker.offsets["g", "T", 0]) == ([0], 1), "a commit may have told of the other queue, too"
-        assert (told, broker.offsets) == ([0, 1], {("g", "T", 0): 1, ("g", "T", 1): 1})
+            assert (reported, broker.offsets["g", "T", 0]) == ([0], 1), "a commit may cover the other queue as well"
+        assert (reported, broker.offsets) == ([0, 1], {("g", "T", 0): 1, ("g", "T", 1): 1})
         with pytest.raises(gantrymq.ClientClosed):
             held[0].ack()
 
@@ -488,15 +488,15 @@ def test_allocation_strategies_equal_those_of_rocketmq() -> None:
 
 
 def test_the_blocking_consumer_has_the_same_options(fake_in_thread: Any) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     fake_in_thread.broker.store("T", 1, b"x")
     with (
         gantrymq.sync.connect(fake_in_thread.address) as client,
         client.consumer(
             {"T": Sql("n > 3")}, "g", start="first", allocation=FixedQueues([queue(1)]), pull_batch=3,
-            on_assigned=lambda queues: told.append(len(queues)),
+            on_assigned=lambda queues: reported.append(len(queues)),
         ) as messages,
     ):  # fmt: skip
         assert next(messages).body == b"x"
-    assert told == [1]
+    assert reported == [1]
     assert {pull.ext["maxMsgNums"] for pull in fake_in_thread.broker.seen(11)} == {"3"}

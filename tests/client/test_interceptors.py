@@ -31,9 +31,9 @@ class Order(msgspec.Struct):
 class Recorder(Interceptor):
     """Records its calls, and adds a mark to messages."""
 
-    def __init__(self, name: str = "", told: list[tuple[Any, ...]] | None = None) -> None:
+    def __init__(self, name: str = "", calls: list[tuple[Any, ...]] | None = None) -> None:
         self.name = name
-        self.told: list[tuple[Any, ...]] = [] if told is None else told
+        self.calls: list[tuple[Any, ...]] = [] if calls is None else calls
 
     def before_send(self, context: SendContext) -> None:
         context.message = attrs.evolve(
@@ -44,15 +44,15 @@ class Recorder(Interceptor):
     def after_send(self, context: SendContext) -> None:
         assert context.data[f"began{self.name}"]
         error = None if context.error is None else type(context.error).__name__
-        self.told.append((f"sent{self.name}", context.kind, bytes(context.message.body), context.result, error))
+        self.calls.append((f"sent{self.name}", context.kind, bytes(context.message.body), context.result, error))
 
     def before_consume(self, context: ConsumeContext) -> None:
         assert context.acknowledged is None
         context.message.properties["seen"] = context.group
-        self.told.append((f"given{self.name}", context.message.body))
+        self.calls.append((f"given{self.name}", context.message.body))
 
     def after_consume(self, context: ConsumeContext) -> None:
-        self.told.append((f"settled{self.name}", context.message.body, context.acknowledged))
+        self.calls.append((f"settled{self.name}", context.message.body, context.acknowledged))
 
 
 class Broken(Interceptor):
@@ -103,7 +103,7 @@ async def test_each_way_of_sending_is_intercepted(fake_cluster: Cluster) -> None
             await producer.request("T", b"7", timeout=PATIENCE_SECONDS)
         with pytest.raises(gantrymq.InvalidMessage):
             await producer.send("T", b"")
-        assert recorder.told == [
+        assert recorder.calls == [
             ("sent", "send", b"1", sent, None),
             ("sent", "enqueue", b"2", await pending, None),
             ("sent", "batch", b"3", batch[0], None),
@@ -131,10 +131,10 @@ async def test_an_enqueued_message_that_fails_is_reported(fake_cluster: Cluster)
         await producer.flush()
         with pytest.raises(gantrymq.BrokerError):
             await pending
-        assert recorder.told == [("sent", "enqueue", b"1", None, "BrokerError")]
-        told: list[bool] = []
-        pending.when_done(lambda one: told.append(one.done))
-        assert told == [True]
+        assert recorder.calls == [("sent", "enqueue", b"1", None, "BrokerError")]
+        results: list[bool] = []
+        pending.when_done(lambda one: results.append(one.done))
+        assert results == [True]
 
 
 async def test_interceptors_see_consumed_messages_until_they_are_settled(fake_cluster: Cluster) -> None:
@@ -152,7 +152,7 @@ async def test_interceptors_see_consumed_messages_until_they_are_settled(fake_cl
             batch = await messages.next_batch(2)
             await batch[0].ack()
             await batch.ack()
-        assert recorder.told == [
+        assert recorder.calls == [
             ("given", b"0"), ("settled", b"0", True), ("given", b"1"), ("settled", b"1", False),
             ("given", b"2"), ("given", b"3"), ("settled", b"2", True), ("settled", b"3", True),
         ]  # fmt: skip
@@ -172,7 +172,7 @@ async def test_an_ordered_message_is_reported_again_at_redelivery(
         cluster.broker.store("T", 0, b"x")
         await (await anext(messages)).retry()
         await (await anext(messages)).ack()
-        assert recorder.told == [("given", b"x"), ("settled", b"x", False), ("given", b"x"), ("settled", b"x", True)]
+        assert recorder.calls == [("given", b"x"), ("settled", b"x", False), ("given", b"x"), ("settled", b"x", True)]
 
 
 @pytest.mark.parametrize("settle", ["ack", "retry"])
@@ -192,14 +192,14 @@ async def test_a_message_sent_back_because_of_the_consume_timeout_is_not_reporte
             while not messages.statistics().returned:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         await (message.ack() if settle == "ack" else message.retry())
-        assert recorder.told == [("given", b"x")]
+        assert recorder.calls == [("given", b"x")]
 
 
 async def test_errors_of_interceptors_lose_no_message(
     fake_cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told: list[tuple[Any, ...]] = []
-    chain = [Recorder("1", told), Broken(), Diverting(), Recorder("2", told)]
+    calls: list[tuple[Any, ...]] = []
+    chain = [Recorder("1", calls), Broken(), Diverting(), Recorder("2", calls)]
     async with (
         fake_cluster(T=1) as cluster,
         gantrymq.connect(cluster.address, interceptors=chain) as client,
@@ -212,7 +212,7 @@ async def test_errors_of_interceptors_lose_no_message(
         await message.ack()
         await messages.commit()
         assert cluster.broker.offsets["g", "T", 0] == 1
-    assert [one[0] for one in told] == ["sent2", "sent1", "given1", "given2", "settled2", "settled1"]
+    assert [one[0] for one in calls] == ["sent2", "sent1", "given1", "given2", "settled2", "settled1"]
     for bad in (object(), Recorder):
         with pytest.raises(TypeError, match="an interceptor is an object of a class made from Interceptor"):
             gantrymq.connect("127.0.0.1:1", interceptors=[bad])  # type: ignore[list-item]
@@ -315,7 +315,7 @@ async def test_objects_pass_a_real_cluster_and_bad_bodies_become_dead_letters(cl
                         assert message.properties["mark"]
                         await message.ack()
             assert handled == [1, 2, 3, 4]
-            assert [one[0] for one in recorder.told].count("settled") == 4
+            assert [one[0] for one in recorder.calls].count("settled") == 4
             await wait_routed(client, f"%DLQ%{group}")
             async with client.reader(f"%DLQ%{group}") as reader:
                 assert (await anext(reader)).body == b'{"id": "x"}'
@@ -371,5 +371,5 @@ def test_the_blocking_client_supports_serializers_and_interceptors(cluster: str,
         assert values == [{"id": 1}, {"id": 2}]
         with client.reader(topic, until="end") as reader, pytest.raises(gantrymq.GantryError, match="no value without"):
             print(next(reader).value)
-    kinds = [one[0] for one in recorder.told]
+    kinds = [one[0] for one in recorder.calls]
     assert kinds.count("sent") == kinds.count("settled") == 2

@@ -147,10 +147,10 @@ async def test_administration_uses_namespaced_names(fake_cluster: Cluster) -> No
             await connection.write(
                 Command(RequestCode.GET_CONSUMER_RUNNING_INFO, {"consumerGroup": "NS%g", "clientId": client.client_id})
             )
-        status, told = (await cluster.broker.wait_for(0, 2))[-2:]
+        status, received = (await cluster.broker.wait_for(0, 2))[-2:]
         assert b'"topic":"NS%T"' in status.body
-        assert told.body.count(b'"topic":"NS%T"') == 2  # the queue, the subscription
-        assert b'"topic":"T"' not in told.body
+        assert received.body.count(b'"topic":"NS%T"') == 2  # the queue, the subscription
+        assert b'"topic":"T"' not in received.body
         body = b'{"offsetTable":{' + str(name).replace("'", '"').encode() + b":2}}"
         for connection in cluster.broker.connections:
             ext = {**asked, "timestamp": "0", "isForce": "true"}

@@ -114,9 +114,14 @@ async def test_a_reply_is_sent_to_the_broker_of_its_request(fake_cluster: Cluste
             (sent,) = second.seen(REPLY)
             assert zlib.decompress(sent.body) == b"answer" * 1000
             assert (sent.ext["b"], sent.ext["e"], sent.ext["f"]) == ("C_REPLY_TOPIC", "0", "1")
-            told = decode_properties(sent.ext["i"])
-            assert told.pop("UNIQ_KEY")
-            assert told == {"MSG_TYPE": "reply", "CORRELATION_ID": "id", "REPLY_TO_CLIENT": "asker", "TTL": "3000"}
+            sent_properties = decode_properties(sent.ext["i"])
+            assert sent_properties.pop("UNIQ_KEY")
+            assert sent_properties == {
+                "MSG_TYPE": "reply",
+                "CORRELATION_ID": "id",
+                "REPLY_TO_CLIENT": "asker",
+                "TTL": "3000",
+            }
             second.answers[REPLY] = lambda request: request.answer(1, "push reply message fail, channel of <asker>")
             with pytest.raises(gantrymq.BrokerError, match="push reply message fail"):
                 await request.reply(b"answer")

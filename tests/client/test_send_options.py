@@ -27,7 +27,7 @@ Cluster = Callable[..., Any]
 RECALL = 370
 
 
-def told(request: Command) -> dict[str, str]:
+def properties_of(request: Command) -> dict[str, str]:
     return decode_properties(request.ext["i"])
 
 
@@ -61,7 +61,7 @@ async def test_equal_order_keys_select_one_queue_in_every_way_of_sending(fake_cl
             await producer.send_oneway("T", b"oneway", order_key=key)
             broker = next(one for one in cluster.brokers if one.name == wanted.broker_name)
             request = (await broker.wait_for(310))[-1]
-            assert told(request)["__SHARDINGKEY"] == str(key)
+            assert properties_of(request)["__SHARDINGKEY"] == str(key)
         with pytest.raises(gantrymq.InvalidMessage, match="not both"):
             await producer.send("T", b"x", order_key="a", queue=1)
         with pytest.raises(gantrymq.InvalidMessage, match="one order_key"):
@@ -147,7 +147,7 @@ async def test_delays_and_times_become_properties_of_timed_messages(fake_cluster
                 await (await producer.enqueue("T", b"x", **options)),
             ]
             for sent, request in zip(results, cluster.broker.seen(310)[-3:], strict=True):
-                assert told(request) == {**properties, "UNIQ_KEY": sent.message_id}
+                assert properties_of(request) == {**properties, "UNIQ_KEY": sent.message_id}
         bad: list[dict[str, Any]] = [
             {"delay": -1}, {"delay": timedelta(seconds=-1)}, {"delay": "soon"}, {"delay": float("nan")},
             {"deliver_at": 5}, {"delay": 1, "delay_level": 1}, {"delay": 1, "deliver_at": at},

@@ -200,7 +200,7 @@ async def test_a_connection_to_a_peer_that_no_longer_reads_ends_soon() -> None:
         await anyio.sleep_forever()
 
     async with run_peer(never_read, server_context()) as address:
-        with anyio.fail_after(20):  # event loops give the peer half a minute to end TLS, unless told otherwise
+        with anyio.fail_after(20):  # event loops give the peer half a minute to end TLS by default
             async with open_channel(address, tls=client_context()) as channel:
                 await channel.send_oneway(Command(10))
 

@@ -44,9 +44,9 @@ def implements(path: Path, name: str) -> bool:
 @pytest.mark.parametrize("name", HOOKS)
 def test_the_page_lists_exactly_the_plugins_that_use_a_hook(name: str) -> None:
     section = re.split(r"^#+ ", PAGE.read_text().partition(f"## `{name}(")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    told = re.search(r"^Used by: ([^.]+)\.", section, re.MULTILINE)
-    assert told, f"{name}: the page does not say who uses it"
-    assert " ".join(told[1].split()) == ", ".join(users_of(name))
+    listed = re.search(r"^Used by: ([^.]+)\.", section, re.MULTILINE)
+    assert listed, f"{name}: the page does not say who uses it"
+    assert " ".join(listed[1].split()) == ", ".join(users_of(name))
 
 
 @pytest.mark.parametrize("name", HOOKS)

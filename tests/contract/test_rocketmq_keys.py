@@ -95,5 +95,5 @@ def test_exactly_the_readable_keys_that_are_no_secrets_are_shown() -> None:
 def test_the_configuration_page_lists_exactly_the_readable_keys() -> None:
     page = (ROOT / "docs" / "howto" / "configure.md").read_text().partition("## RocketMQ's broker.conf")[2]
     rows = re.findall(r"^\|(.*?)\|", page, re.MULTILINE)
-    told = {name for row in rows for name in re.findall(r"`(\w+)(?:=\w+)?`", row)}
-    assert told == names_of(SECTIONS) - OLDER
+    listed = {name for row in rows for name in re.findall(r"`(\w+)(?:=\w+)?`", row)}
+    assert listed == names_of(SECTIONS) - OLDER

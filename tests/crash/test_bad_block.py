@@ -79,7 +79,7 @@ def test_row_16_an_unreadable_log_block_affects_its_message_only(disk: LoopDisk,
         assert broker.child.terminate() == 0
         assert len([line for line in broker.log() if line["event"] == "log_unreadable"]) == 1, "once for the place"
         assert not [line for line in broker.log() if "exception" in line]
-    assert broker.told() == []
+    assert broker.printed() == []
 
 
 def test_row_16_recovery_skips_an_unreadable_block(disk: LoopDisk, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_row_16_recovery_skips_an_unreadable_block(disk: LoopDisk, tmp_path: Pat
             assert answer is not None
             assert (answer.ext or {})["queueOffset"] == str(MESSAGES + life), "no number is given twice"
             assert broker.child.terminate() == 0
-        assert broker.told() == []
+        assert broker.printed() == []
 
 
 def test_row_16_a_delayed_message_in_an_unreadable_block_delays_no_other(disk: LoopDisk, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_row_16_a_delayed_message_in_an_unreadable_block_delays_no_other(disk: L
             "log_unreadable",
             "delayed_message_lost",
         ]
-    assert broker.told() == []
+    assert broker.printed() == []
 
 
 def search(peer: RawPeer, number: int) -> list[bytes]:

@@ -48,7 +48,7 @@ def test_a_full_disk_refuses_sends_and_serves_reads_until_space_is_free(serve: C
             assert broker.send(peer).code == 0, "it goes on by itself"
             broker.check_all(peer)
     assert broker.child.terminate() == 0
-    assert broker.told() == []
+    assert broker.printed() == []
     assert not [line for line in broker.log() if "exception" in line]
     again = serve()
     again.sent = broker.sent
@@ -64,7 +64,7 @@ def test_a_broker_on_a_full_disk_stops_cleanly_and_keeps_acknowledged_messages(s
         while broker.send(peer).code == 0:
             pass
     assert broker.child.terminate() == 0
-    assert broker.told() == []
+    assert broker.printed() == []
     again = serve()
     again.sent = broker.sent
     with RawPeer(again.address) as peer:
@@ -106,7 +106,7 @@ def test_row_6_a_broker_without_memory_refuses_or_ends_and_keeps_acknowledged_me
         assert broker.child.terminate() == 0
     else:
         assert broker.child.process.returncode == 1
-        assert [line[:28] for line in broker.told()] == ["gantrymq: no memory is left,"]
+        assert [line[:28] for line in broker.printed()] == ["gantrymq: no memory is left,"]
     again = serve()
     with RawPeer(again.address) as peer:
         answer = peer.ask(Command(RequestCode.GET_MAX_OFFSET, ext={"topic": "T", "queueId": "0"}))
@@ -135,7 +135,7 @@ def test_scarce_file_descriptors_limit_connections_and_not_the_store(serve: Call
         wait_for(is_open_again)
         assert broker.send(peer).code == 0
     assert broker.child.terminate() == 0
-    assert broker.told() == []
+    assert broker.printed() == []
     assert not [line for line in broker.log() if "exception" in line]
 
 
@@ -167,10 +167,10 @@ def test_existing_connections_are_served_when_no_file_descriptor_is_left(serve: 
         wait_for(lambda: broker.send(peer).code == 0)  # the file is asked for once a second
         broker.check_all(peer)
     assert broker.child.terminate() == 0
-    assert broker.told() == []
+    assert broker.printed() == []
     assert not [line for line in broker.log() if "exception" in line]
     shortages = [line for line in broker.log() if line["event"] == "accept_failed"]
-    assert 1 <= len(shortages) <= 2, "told once, not with each attempt"
+    assert 1 <= len(shortages) <= 2, "logged once, not with each attempt"
 
 
 def test_many_topics_stay_within_the_file_descriptor_limit(serve: Callable[..., Served], tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_many_topics_stay_within_the_file_descriptor_limit(serve: Callable[..., 
                 assert answer is not None
                 assert answer.code == ResponseCode.SUCCESS
     assert broker.child.terminate() == 0
-    assert broker.told() == []
+    assert broker.printed() == []
 
 
 @pytest.mark.once

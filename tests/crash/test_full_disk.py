@@ -47,7 +47,7 @@ def test_a_full_disk_stops_no_broker_and_allows_a_restart(small_disk: Path, tmp_
         broker.check_all(peer)
         peer.sock.close()
         assert broker.child.terminate() == 0
-    assert broker.told() == []
+    assert broker.printed() == []
     assert not [line for line in broker.log() if "exception" in line]
     filler.unlink()
     ballast.unlink()

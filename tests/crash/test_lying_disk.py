@@ -108,7 +108,7 @@ def test_row_33_data_lost_by_a_lying_disk_is_reported_and_its_offsets_are_not_re
             kept = acknowledged - len(missing)
             assert missing == list(range(kept, acknowledged)), "a tail is gone, as after a crash before the sync"
             assert kept >= doubtful.start
-        # It goes on, at places that nobody was told of before.
+        # It continues, at offsets that no client knows yet.
         batch = batch_of([b"afterwards"])
         store.append(batch)
         list(store.dispatch(store.flush()))

@@ -119,7 +119,7 @@ def ended_with(broker: Served) -> list[str]:
     """How its process ended: the beginnings of its own lines on stderr. Its code must be 1."""
     wait_for(lambda: broker.child.process.poll() is not None, timeout=30)
     assert broker.child.process.returncode == 1
-    return [line[:28] for line in broker.told() if line.startswith("gantrymq")]
+    return [line[:28] for line in broker.printed() if line.startswith("gantrymq")]
 
 
 def check_kept(broker: Served, serve: Callable[..., Served]) -> None:

@@ -107,7 +107,7 @@ async def test_senders_get_errors_and_readers_are_served_while_the_disk_hangs(tm
         finally:
             env.healthy.set()
         await send_until_durable(channel, b"after")
-        assert (await readable(channel))[: len(before) + 1] == [*before, b"late"], "stored, as its sender was told"
+        assert (await readable(channel))[: len(before) + 1] == [*before, b"late"], "stored, as its sender knows"
 
 
 async def test_a_disk_that_begins_to_hang_stops_readers_for_one_flush_only(tmp_path: Path) -> None:

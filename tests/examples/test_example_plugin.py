@@ -85,8 +85,8 @@ def test_the_plugin_stamps_the_messages_of_its_topics_and_counts_them(
     assert [row["region"] for row in found["orders"] + found["payments"]] == ["eu-1"] * 10
     assert all("region" not in row for row in found["others"])
     assert all(row["TAGS"] == "t" and row["n"].isdigit() for rows in found.values() for row in rows)
-    told = logged(child, "stamped")
-    assert (told["counts"], told["total"]) == ({"orders": 5, "payments": 5}, 10)
+    stamped = logged(child, "stamped")
+    assert (stamped["counts"], stamped["total"]) == ({"orders": 5, "payments": 5}, 10)
 
 
 def test_the_example_is_listed_with_its_origin_and_rejects_unknown_keys(tmp_path: Path, installed: Path) -> None:

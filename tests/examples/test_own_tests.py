@@ -88,10 +88,10 @@ def test_the_installed_examples_pass_their_own_tests(python: Path, tmp_path: Pat
     show = "import importlib, sys; print(*(importlib.import_module(name).__file__ for name in sys.argv[1:]), sep='\\n')"
     found = run([str(python), "-c", show, *modules], tmp_path).splitlines()
     assert [path for path in found if not path.startswith(str(python.parents[1]))] == []
-    told = run([str(python), "-m", "pytest", "-v", "-p", "no:cacheprovider", "."], tmp_path)
+    printed = run([str(python), "-m", "pytest", "-v", "-p", "no:cacheprovider", "."], tmp_path)
     for package in PACKAGES:
-        assert f"{package.name}/tests/test_{package.name}.py::" in told
-    assert "SKIPPED" not in told
+        assert f"{package.name}/tests/test_{package.name}.py::" in printed
+    assert "SKIPPED" not in printed
 
 
 READ_WITH_SPARK = """
@@ -116,6 +116,6 @@ def test_spark_finds_the_source_of_an_installed_wheel_without_registration(pytho
     if not (status := spark_status()):
         pytest.skip(f"Spark cannot run here: {status.reason}")
     environ = ["env", f"PYSPARK_PYTHON={python}", f"PYSPARK_DRIVER_PYTHON={python}", "SPARK_LOCAL_IP=127.0.0.1"]
-    told = run([*environ, str(python), "-c", READ_WITH_SPARK], tmp_path).split()
-    assert told[-2].startswith(str(python.parents[1]))
-    assert told[-1] == "True"
+    printed = run([*environ, str(python), "-c", READ_WITH_SPARK], tmp_path).split()
+    assert printed[-2].startswith(str(python.parents[1]))
+    assert printed[-1] == "True"

@@ -81,7 +81,7 @@ def test_remaining_members_take_over_the_queues_of_a_killed_member(java_client: 
         java_client.alone.consumer(system.nameserver, topic, group) as victim,
         ExitStack() as stack,
     ):
-        # a consumer looks for itself 20 s after its start, and 20 s after each time that the broker told it to look
+        # a consumer looks for itself 20 s after its start, and 20 s after each notification of the broker
         looks_at = time.monotonic() + 20
         heir = stack.enter_context(java_client.consumer(system.nameserver, topic, group))
         producer = Producer(maker)

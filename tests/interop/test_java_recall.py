@@ -84,9 +84,9 @@ def theirs(java5: Java, homes: Homes, nameserver: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module", params=["gantrymq", "java"])
-def told(
+def observed(
     request: pytest.FixtureRequest, java5: Java, java5_client: ForeignClient, own_nameserver: str, homes: Homes
-) -> Iterator[Told]:
+) -> Iterator[Observed]:
     with ExitStack() as stack:
         broker = ours(homes, own_nameserver) if request.param == "gantrymq" else theirs(java5, homes, own_nameserver)
         address = stack.enter_context(broker)
@@ -120,7 +120,7 @@ def told(
         messages = consumer.wait(COUNT - len(RECALLED))
         consumer.poll(2)  # what was recalled and came all the same would come now
         due = {one["index"]: one["due"] for one in waiting}
-        yield Told(
+        yield Observed(
             recalled,
             bad,
             raw,
@@ -129,21 +129,21 @@ def told(
         )
 
 
-def test_a_recalled_message_never_arrives_and_all_others_do(told: Told) -> None:
-    assert told.recalled == dict.fromkeys(RECALLED, (0, True))
-    assert told.arrived == sorted(set(range(COUNT)) - RECALLED)
-    assert min(told.late_ms) >= 0
+def test_a_recalled_message_never_arrives_and_all_others_do(observed: Observed) -> None:
+    assert observed.recalled == dict.fromkeys(RECALLED, (0, True))
+    assert observed.arrived == sorted(set(range(COUNT)) - RECALLED)
+    assert min(observed.late_ms) >= 0
 
 
-def test_a_bad_recall_handle_gets_rocketmqs_code_and_text(told: Told) -> None:
+def test_a_bad_recall_handle_gets_rocketmqs_code_and_text(observed: Observed) -> None:
     codes = {name: code for name, (_, code, _) in BAD_HANDLES.items()}
-    assert {name: answer[0] for name, answer in told.bad.items()} == codes
+    assert {name: answer[0] for name, answer in observed.bad.items()} == codes
     for name, (_, _, remark) in BAD_HANDLES.items():
-        assert remark in told.bad[name][1]
-    assert told.raw == [(ILLEGAL, "recall handle is invalid")] * len(NO_HANDLES)
+        assert remark in observed.bad[name][1]
+    assert observed.raw == [(ILLEGAL, "recall handle is invalid")] * len(NO_HANDLES)
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("observed")
 def test_message_why_finds_a_timed_message_until_it_is_recalled(
     own_nameserver: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

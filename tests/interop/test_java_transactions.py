@@ -112,9 +112,9 @@ class Observed:
     """The results of both clients, the discarded half messages, and the responses to resume requests."""
 
     stories: dict[str, Story]
-    aside: list[DeliveredRecord]
+    discarded: list[DeliveredRecord]
     resumed: list[tuple[int, str | None]]
-    anew: dict[str, set[int]]
+    checked_again: dict[str, set[int]]
     """The messages of the questions that came of it, by topic."""
 
 
@@ -164,7 +164,7 @@ def put_aside(nameserver: str, count: int) -> list[DeliveredRecord]:
             except gantrymq.GantryError as error:  # there is no such topic before the first of them
                 last = str(error)
             if time.monotonic() > deadline:
-                raise AssertionError(f"nothing was put aside: {last}")
+                raise AssertionError(f"nothing was discarded: {last}")
             time.sleep(0.1)
 
 
@@ -181,7 +181,7 @@ def wait_asked(transactor: Transactor) -> None:
         transactor.poll(0.05)
 
 
-def run(broker: str, nameserver: str, clients: dict[str, ForeignClient]) -> Told:
+def run(broker: str, nameserver: str, clients: dict[str, ForeignClient]) -> Observed:
     with ExitStack() as stack:
         running: dict[str, tuple[Transactor, Consumer, dict[int, SentHalf]]] = {}
         for version, client in clients.items():
@@ -196,32 +196,32 @@ def run(broker: str, nameserver: str, clients: dict[str, ForeignClient]) -> Told
         for transactor, consumer, _ in running.values():
             wait_until(lambda consumer=consumer: len(consumer.messages) >= len(VISIBLE), [consumer])
             wait_asked(transactor)
-        aside = put_aside(nameserver, len(clients))
+        discarded = read_discarded(nameserver, len(clients))
         stories = {}
         for topic, (transactor, consumer, sent) in running.items():
             transactor.poll(2 * INTERVAL_MS / 1000)  # what comes too often would come now
             consumer.poll(0)
             group = f"p-{topic}"
             stories[topic] = Story(broker, topic, group, sent, list(transactor.checks), consumer.messages)
-        resumed = resume(nameserver, aside)
-        anew: dict[str, set[int]] = {}
-        deadline = time.monotonic() + ANEW_SECONDS[broker]
-        while len(anew) < len(running) and time.monotonic() < deadline:
+        resumed = resume(nameserver, discarded)
+        checked_again: dict[str, set[int]] = {}
+        deadline = time.monotonic() + RESUME_SECONDS[broker]
+        while len(checked_again) < len(running) and time.monotonic() < deadline:
             for topic, (transactor, _, _) in running.items():
                 transactor.poll(0.05)
                 for check in transactor.checks[len(stories[topic].checks) :]:
                     if check.message is not None:
-                        anew.setdefault(topic, set()).add(check.message.index)
-        return Told(stories, aside, resumed, anew)
+                        checked_again.setdefault(topic, set()).add(check.message.index)
+        return Observed(stories, discarded, resumed, checked_again)
 
 
-def resume(nameserver: str, aside: list[DeliveredRecord]) -> list[tuple[int, str | None]]:
+def resume(nameserver: str, discarded: list[DeliveredRecord]) -> list[tuple[int, str | None]]:
     """RESUME_CHECK_HALF_MESSAGE for each message, and for two that there are not."""
     with gantrymq.sync.connect(nameserver) as client:
         (data,) = client.admin.route("TRANS_CHECK_MAX_TIME_TOPIC").broker_datas
-    host = aside[0].offset_message_id[:16]
+    host = discarded[0].offset_message_id[:16]
     answers = []
-    for name in (*(record.offset_message_id for record in aside), f"{host}{2**40:016X}", "nonsense"):
+    for name in (*(record.offset_message_id for record in discarded), f"{host}{2**40:016X}", "nonsense"):
         header = ResumeCheckHeader(msg_id=name)
         answer = ask(data.broker_addrs[0], Command(RequestCode.RESUME_CHECK_HALF_MESSAGE, header.to_ext()))
         answers.append((answer.code, answer.remark))
@@ -237,7 +237,7 @@ def clients(java4_client: ForeignClient, java5_client: ForeignClient) -> dict[st
 def observed_by_both(java: Java, homes: Homes, clients: dict[str, ForeignClient]) -> dict[str, Observed]:
     """The results by broker. Both run at the same time, because most of it is waiting for check-backs."""
 
-    def play(broker: str, system: AbstractContextManager[str]) -> Told:
+    def play(broker: str, system: AbstractContextManager[str]) -> Observed:
         with system as nameserver:
             return run(broker, nameserver, clients)
 
@@ -247,23 +247,23 @@ def observed_by_both(java: Java, homes: Homes, clients: dict[str, ForeignClient]
 
 
 @pytest.fixture(scope="module")
-def told_by_gantrymq(told_by_both: dict[str, Told]) -> Told:
-    return told_by_both["gantrymq"]
+def observed_by_gantrymq(observed_by_both: dict[str, Observed]) -> Observed:
+    return observed_by_both["gantrymq"]
 
 
 @pytest.fixture(scope="module")
-def told_by_java(told_by_both: dict[str, Told]) -> Told:
-    return told_by_both["java"]
+def observed_by_java(observed_by_both: dict[str, Observed]) -> Observed:
+    return observed_by_both["java"]
 
 
 @pytest.fixture(params=["gantrymq", "java"])
-def told(request: pytest.FixtureRequest, told_by_both: dict[str, Told]) -> Told:
-    return told_by_both[request.param]
+def observed(request: pytest.FixtureRequest, observed_by_both: dict[str, Observed]) -> Observed:
+    return observed_by_both[request.param]
 
 
 @pytest.fixture(params=JAVA_VERSIONS)
-def story(request: pytest.FixtureRequest, told: Told) -> Story:
-    return told.stories[f"Transactions-{request.param.replace('.', '-')}"]
+def story(request: pytest.FixtureRequest, observed: Observed) -> Story:
+    return observed.stories[f"Transactions-{request.param.replace('.', '-')}"]
 
 
 def added(message: Received) -> dict[str, str]:
@@ -321,21 +321,23 @@ def test_the_broker_repeats_check_backs_while_the_outcome_is_unknown(story: Stor
         assert message.received - message.born >= wait_ms
 
 
-def test_a_transaction_of_unknown_outcome_is_discarded_after_the_configured_checks(told: Told):
-    assert sorted(record.properties["PGROUP"] for record in told.aside) == sorted(
-        story.group for story in told.stories.values()
+def test_a_transaction_of_unknown_outcome_is_discarded_after_the_configured_checks(observed: Observed):
+    assert sorted(record.properties["PGROUP"] for record in observed.discarded) == sorted(
+        story.group for story in observed.stories.values()
     )
-    for record in told.aside:
+    for record in observed.discarded:
         assert record.properties["index"] == str(FORGOTTEN)
         assert record.body == content(1, FORGOTTEN).body
 
 
-def test_a_resumed_transaction_is_checked_back_again(told_by_gantrymq: Told, told_by_java: Told):
+def test_a_resumed_transaction_is_checked_back_again(observed_by_gantrymq: Observed, observed_by_java: Observed):
     refused = (1, "Exception was thrown when putting message back to RMQ_SYS_TRANS_HALF_TOPIC.")
-    assert told_by_gantrymq.resumed == [(0, None)] * len(told_by_gantrymq.aside) + [refused] * 2
-    assert told_by_java.resumed == told_by_gantrymq.resumed
-    assert told_by_gantrymq.anew == {topic: {FORGOTTEN} for topic in told_by_gantrymq.stories}
-    assert told_by_java.anew == {}, "RocketMQ puts back the body of a compressed message as none can read it"
+    assert observed_by_gantrymq.resumed == [(0, None)] * len(observed_by_gantrymq.discarded) + [refused] * 2
+    assert observed_by_java.resumed == observed_by_gantrymq.resumed
+    assert observed_by_gantrymq.checked_again == {topic: {FORGOTTEN} for topic in observed_by_gantrymq.stories}
+    assert observed_by_java.checked_again == {}, (
+        "RocketMQ puts back the body of a compressed message as none can read it"
+    )
 
 
 def looks(story: Story) -> dict[str, object]:
@@ -366,16 +368,16 @@ def looks(story: Story) -> dict[str, object]:
     return facts
 
 
-def test_both_brokers_had_the_same_results(told_by_gantrymq: Told, told_by_java: Told):
-    for topic, story in told_by_gantrymq.stories.items():
-        ours, theirs = looks(story), looks(told_by_java.stories[topic])
+def test_both_brokers_had_the_same_results(observed_by_gantrymq: Observed, observed_by_java: Observed):
+    for topic, story in observed_by_gantrymq.stories.items():
+        ours, theirs = looks(story), looks(observed_by_java.stories[topic])
         assert {
             name: (ours.get(name), theirs.get(name)) for name in ours | theirs if ours.get(name) != theirs.get(name)
         } == {}
-    assert put_aside_as(told_by_gantrymq) == put_aside_as(told_by_java)
+    assert discarded_of(observed_by_gantrymq) == discarded_of(observed_by_java)
 
 
-def put_aside_as(told: Told) -> list[tuple[object, ...]]:
+def discarded_of(observed: Observed) -> list[tuple[object, ...]]:
     own = {"UNIQ_KEY", "REAL_QID", "TRAN_PREPARED_QUEUE_OFFSET"}
     return sorted(
         (
@@ -384,5 +386,5 @@ def put_aside_as(told: Told) -> list[tuple[object, ...]]:
             record.sys_flag,
             sorted(item for item in record.properties.items() if item[0] not in own),
         )
-        for record in told.aside
+        for record in observed.discarded
     )

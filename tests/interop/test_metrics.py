@@ -52,7 +52,7 @@ def watched(nameserver: str, metrics: Callable[[], str]) -> Shape:
         story(nameserver)
         for message, _ in zip(consumer, range(5), strict=False):
             message.ack()
-        # offsets are committed now and then, and the group is told of from then on
+        # offsets are committed at intervals, and the group has metrics from then on
         wait_for(lambda: "rocketmq_consumer_lag_messages" in read(metrics()), 30)
         return read(metrics())
 
@@ -81,9 +81,9 @@ def test_metrics_pages_of_both_brokers_have_the_same_families(
     with gantrymq_child(arguments, tmp_path / "log") as child:
         ready = child.wait_line(lambda text: text.startswith("ready"))
         addresses = dict(part.split("=") for part in ready.split() if "=" in part)
-        told = runtime_info(addresses["broker"])
+        info = runtime_info(addresses["broker"])
         story(addresses["nameserver"])
-        ours = watched(addresses["nameserver"], lambda: f"http://{told['metricsAddress']}/metrics")
+        ours = watched(addresses["nameserver"], lambda: f"http://{info['metricsAddress']}/metrics")
     common = ours.keys() & expected.keys()
     assert len(common) >= 15, sorted(ours.keys() ^ expected.keys())
     for name in sorted(common):

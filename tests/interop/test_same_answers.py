@@ -43,7 +43,7 @@ ON_PURPOSE = {
     "a topic without queues": "1; RocketMQ stores a topic to which nothing can be sent",
     **dict.fromkeys(
         [f"the statistic QUEUE_{way}_{what}" for way in ("PUT", "GET") for what in ("NUMS", "SIZE")],
-        "told; RocketMQ 4.9 counts them for its topic of the delays only",
+        "reported; RocketMQ 4.9 counts them for its topic of the delays only",
     ),
 }
 
@@ -199,7 +199,7 @@ REQUESTS: tuple[Request, ...] = (
     ("the first offset of no topic", of_queue(Code.GET_MIN_OFFSET, "Missing")),
     ("the offset of a time", of_queue(Code.SEARCH_OFFSET_BY_TIMESTAMP, "T", timestamp=0)),
     ("the offset of a time in no topic", of_queue(Code.SEARCH_OFFSET_BY_TIMESTAMP, "Missing", timestamp=0)),
-    ("a group's offset that was never told", of_queue(Code.QUERY_CONSUMER_OFFSET, "T", consumerGroup="g")),
+    ("a group's offset that was never committed", of_queue(Code.QUERY_CONSUMER_OFFSET, "T", consumerGroup="g")),
     ("a group's offset in no topic", of_queue(Code.QUERY_CONSUMER_OFFSET, "Missing", consumerGroup="g")),
     ("a group's members when nobody is there", Command(Code.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "nobody"})),
     ("a code that nobody knows", Command(31999, {})),

@@ -37,7 +37,7 @@ UNLIKE = {
         "route of a single topic": "takes topics with all others only",
         "route with a mapping": "knows no static topics",
         "topics that a slave brought": "slaves bring no topics",
-        "route after older state": "the last one is told, whatever its state",
+        "route after older state": "the last one is returned, whatever its state",
         "all topics": "of the slave, and the single one",
         "topics of the cluster": "of the slave, and the single one",
     },
@@ -175,11 +175,11 @@ def play(address: str, older: bool) -> dict[str, Any]:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), 10) as link:
         asked = [step for step in SCRIPT if not older or step.command.code not in NEWER_CODES]
-        found = {step.name: told(call(link, step.command)) for step in asked}
+        found = {step.name: normalized(call(link, step.command)) for step in asked}
         # 5.3.3 forgets a broker a moment after it has said so
         gone = route("", "T").command
-        wait_for(lambda: "10.0.1.0" not in str(told(call(link, gone))))
-        found["route after that"] = told(call(link, gone))
+        wait_for(lambda: "10.0.1.0" not in str(normalized(call(link, gone))))
+        found["route after that"] = normalized(call(link, gone))
     return found
 
 
@@ -193,7 +193,7 @@ def call(link: socket.socket, command: Command) -> Command:
     return decode(frames[0])
 
 
-def told(answer: Command) -> dict[str, Any]:
+def normalized(answer: Command) -> dict[str, Any]:
     """The answer without what may differ: order, fields that say nothing, and the advice at the end of a remark."""
     body = plain(fastjson.loads(answer.body)) if answer.body else None
     remark = None if answer.remark is None else answer.remark.partition("\nSee ")[0]

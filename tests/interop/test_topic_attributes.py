@@ -120,8 +120,8 @@ def test_group_fields_of_5_x_are_kept_as_in_5_3_3(java5_system: Any, gantry: Any
     for system in (java5_system, gantry):
         assert ask(system.broker, Command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body)).code == 0
         answer = ask(system.broker, Command(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": group}))
-        told = json.loads(answer.body)
-        found.append({name: told[name] for name in GROUP})
+        received = json.loads(answer.body)
+        found.append({name: received[name] for name in GROUP})
     assert found == [GROUP, GROUP]
 
 

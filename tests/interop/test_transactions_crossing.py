@@ -356,7 +356,7 @@ def test_an_end_that_names_the_offset_before_the_message_was_rewritten_is_accept
     records = [found for found, _ in log_records(store)]
     committed = [(found.body, found.prepared_offset) for found in records if found.topic == topic]
     places = [int((answer.ext or {})["msgId"][-16:], 16) for answer in answers]
-    # RocketMQ leaves the copy of what it has committed open, and commits it again whenever it is told to.
+    # RocketMQ leaves the copy of what it has committed open, and commits it again with each request.
     assert committed[:2] == [(b"ended there", places[0]), (b"ended here", places[1])]
     assert [body for body, _ in committed].count(b"ended here") == 1
 

@@ -227,7 +227,7 @@ def test_a_plugin_is_loaded_from_a_file_outside_any_package(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("text", "origin", "told"),
+    ("text", "origin", "reported"),
     [
         (None, "./gone.py:Mine", "there is no file .*/gone.py"),
         (FILE_PLUGIN, "./my_plugin.py:Yours", "has no 'Yours'"),
@@ -243,14 +243,14 @@ def test_a_plugin_is_loaded_from_a_file_outside_any_package(tmp_path: Path, monk
     ],
 )
 def test_a_file_without_a_plugin_gets_an_error_with_the_reason(
-    text: str | None, origin: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str | None, origin: str, reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     if text is not None:
         for name in ("my_plugin.py", "module_that_fails.py"):
             (tmp_path / name).write_text(text)
-    with pytest.raises(StartError, match=told):
+    with pytest.raises(StartError, match=reported):
         load_plugins([origin])
 
 

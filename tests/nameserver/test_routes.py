@@ -207,17 +207,17 @@ def test_closing_the_old_connection_of_a_reconnected_broker_has_no_effect(routes
 
 
 def test_filter_servers_are_listed_until_they_unregister(routes: Routes) -> None:
-    def told() -> dict[str, list[str]]:
+    def filter_servers() -> dict[str, list[str]]:
         route = routes.route("T")
         assert route is not None
         return route.filter_server_table
 
     routes.register(MASTER, topics("T"), filter_servers=["f:1"])
-    assert told() == {MASTER.address: ["f:1"]}
+    assert filter_servers() == {MASTER.address: ["f:1"]}
     routes.register(MASTER, topics("T"), filter_servers=None)
-    assert told() == {MASTER.address: ["f:1"]}
+    assert filter_servers() == {MASTER.address: ["f:1"]}
     routes.register(MASTER, topics("T"), filter_servers=[])
-    assert told() == {}
+    assert filter_servers() == {}
 
 
 def test_topics_are_listed_by_cluster_and_kind(routes: Routes) -> None:

@@ -202,18 +202,18 @@ async def test_brokers_are_notified_of_a_new_lowest_id_if_enabled(nursery: trio.
     await ask(broker_id=1, broker_addr=address)()
     await ask(broker_id=0, broker_addr="127.0.0.1:1")()
     with trio.fail_after(10):
-        told = await heard.receive()
-    header = read_header(MinimumChangedHeader, told.ext)
-    assert (told.code, told.is_oneway) == (C.NOTIFY_MIN_BROKER_ID_CHANGE, True)
+        received = await heard.receive()
+    header = read_header(MinimumChangedHeader, received.ext)
+    assert (received.code, received.is_oneway) == (C.NOTIFY_MIN_BROKER_ID_CHANGE, True)
     assert header == MinimumChangedHeader(min_broker_id=0, min_broker_addr="127.0.0.1:1", ha_broker_addr="ha:1")
     away = BrokerHeader(cluster_name="c", broker_name="b", broker_addr="127.0.0.1:1", broker_id=0)
     await server.requests.answer(Command(C.UNREGISTER_BROKER, away.to_ext()), None)
-    await ask(broker_id=0, broker_addr="no address")()  # is told to the one that is left, and does no harm
+    await ask(broker_id=0, broker_addr="no address")()  # is sent to the one that is left, and does no harm
     with trio.fail_after(10):
-        told = await heard.receive()
+        received = await heard.receive()
     if acting:
         expected = MinimumChangedHeader(min_broker_id=1, min_broker_addr=address, offline_broker_addr="127.0.0.1:1")
-        assert read_header(MinimumChangedHeader, told.ext) == expected
+        assert read_header(MinimumChangedHeader, received.ext) == expected
     else:
-        assert read_header(MinimumChangedHeader, told.ext).min_broker_id == 0
+        assert read_header(MinimumChangedHeader, received.ext).min_broker_id == 0
     nursery.cancel_scope.cancel()

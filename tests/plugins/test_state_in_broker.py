@@ -34,13 +34,13 @@ async def beat(channel: Channel, client_id: str, wish: SubscriptionData | None =
 
 @pytest.mark.trio
 async def test_a_member_whose_connection_breaks_is_gone_at_once_and_the_others_are_notified(tmp_path: Path) -> None:
-    told: list[str] = []
+    notified: list[str] = []
     news = trio.Event()
 
     def hear(command: Command) -> None:
         assert command.code == 40
         assert command.is_oneway
-        told.append((command.ext or {})["consumerGroup"])
+        notified.append((command.ext or {})["consumerGroup"])
         news.set()
 
     with trio.fail_after(20):
@@ -57,7 +57,7 @@ async def test_a_member_whose_connection_breaks_is_gone_at_once_and_the_others_a
             await news.wait()
             listed = ConsumerList.from_bytes((await call(stays, 38, consumerGroup="shop")).body)
             assert listed.consumer_id_list == ["a@1"]
-            assert told == ["shop"] * 3
+            assert notified == ["shop"] * 3
 
 
 @pytest.mark.trio

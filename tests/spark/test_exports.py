@@ -770,10 +770,10 @@ def test_the_command_exports_without_spark_and_shows_the_status(
     assert capsys.readouterr().out.startswith("20 messages of orders in 2 Parquet files, ")
     orders.fill(3)
     assert run(["export", "status", str(folder), "--nameserver", orders.address]) == 0
-    told = capsys.readouterr().out
-    assert "manifest 1, " in told
-    assert "orders broker-a queue 0: 10 messages in 1 file, " in told
-    assert "continues at 10, lag 2" in told
+    printed = capsys.readouterr().out
+    assert "manifest 1, " in printed
+    assert "orders broker-a queue 0: 10 messages in 1 file, " in printed
+    assert "continues at 10, lag 2" in printed
     orders.queues["orders", 2] = attrs.evolve(orders.queues["orders", 0], records={}, min_offset=4, max_offset=9)
     added = export_status(folder, orders.address).queues[2]
     assert (added.queue_id, added.next_offset, added.rows, added.lag) == (2, 4, 0, 5)

@@ -149,9 +149,9 @@ def test_errors_of_the_plan_reach_the_user(
 ) -> None:
     with pytest.raises(Exception, match=says) as caught:
         load(spark, orders, **options).count()
-    told = reason(caught.value)
-    assert says.rpartition(": ")[2] in told
-    assert "\n" not in told
+    reported = reason(caught.value)
+    assert says.rpartition(": ")[2] in reported
+    assert "\n" not in reported
 
 
 def test_an_error_of_a_task_reaches_the_user(spark: SparkSession, orders: FakeCluster) -> None:

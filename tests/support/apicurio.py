@@ -71,8 +71,8 @@ def _find_java(cache: Path) -> str:
     """A Java that is new enough: on the path, or that of :data:`JAVA_WHEEL`."""
     java = shutil.which("java")
     if java is not None:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60)
-        found = re.search(r'version "(\d+)', told.stderr)
+        version = subprocess.run([java, "-version"], capture_output=True, text=True, check=True, timeout=60)
+        found = re.search(r'version "(\d+)', version.stderr)
         if found is not None and int(found[1]) >= JAVA_MIN:
             return java
     target = (cache / JAVA_WHEEL).absolute()

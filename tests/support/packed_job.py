@@ -1,8 +1,8 @@
 """A job for spark-submit, of a user whose cluster lacks GantryMQ: packed_job.py NAMESERVER PLACE EXPORT RESULT.
 
 PLACE is a URL that driver and executors reach, EXPORT a folder that they share or an object store. The file RESULT gets
-what the job found, as JSON. The job imports nothing but what the how-to guide packs, and sets nothing that
-spark-submit was not told.
+what the job found, as JSON. The job imports only packages that the how-to guide packs, and changes no setting
+of spark-submit.
 """
 
 from __future__ import annotations

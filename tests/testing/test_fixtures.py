@@ -220,8 +220,8 @@ from gantrymq.remoting.command import Command
 from support.foreign import ask
 
 def test_config(gantry_broker):
-    told = ask(gantry_broker.address, Command(RequestCode.GET_BROKER_CONFIG)).body
-    assert b"flushDiskType=ASYNC_FLUSH" in told and b"brokerName=tested" in told
+    received = ask(gantry_broker.address, Command(RequestCode.GET_BROKER_CONFIG)).body
+    assert b"flushDiskType=ASYNC_FLUSH" in received and b"brokerName=tested" in received
     assert b"metricsAddress" in ask(gantry_broker.address, Command(RequestCode.GET_BROKER_RUNTIME_INFO)).body
 """
     settings = ["plugin.flush.mode = async", "broker.name=tested", "plugin.metrics.listen=127.0.0.1:0"]

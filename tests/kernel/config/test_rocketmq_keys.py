@@ -187,7 +187,7 @@ def test_flags_and_environment_take_precedence_over_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("auditInterval=soon", 'plugin.audit.interval = "soonms" (file broker.conf): allowed: a number with a unit'),
         ("auditLevel=9", 'plugin.audit.level = "9" (file broker.conf): out of range; allowed: 0 to 5'),
@@ -197,11 +197,11 @@ def test_flags_and_environment_take_precedence_over_the_file() -> None:
         ("auditHost=h\nauditPort=x", "plugin.audit.server = \"h:x\" (file broker.conf): 'h:x' is not an address"),
     ],
 )
-def test_an_invalid_value_is_rejected_with_the_name_used_in_its_source(text: str, told: str) -> None:
+def test_an_invalid_value_is_rejected_with_the_name_used_in_its_source(text: str, reported: str) -> None:
     with pytest.raises(ConfigError) as failed:
         build(text, Audit())
     (problem,) = failed.value.problems
-    assert problem.startswith(told)
+    assert problem.startswith(reported)
 
 
 def test_a_value_without_a_counterpart_is_reported_and_its_key_group_ignored() -> None:

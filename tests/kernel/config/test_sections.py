@@ -105,13 +105,13 @@ def test_flag_beats_environment_beats_file_beats_default_and_each_is_reported() 
         "GANTRYMQ_PLUGIN__FLUSH__MODE": "sync",
     }
     config = build(text, environ=environ, sets=["broker.name=flag"])
-    told = origins(config)
-    assert told["broker.name"] == ("flag", "flag", "--set")
-    assert told["broker.cluster"] == ("env", "environment", "GANTRYMQ_BROKER__CLUSTER")
-    assert told["broker.id"] == (1, "file", "gantrymq.toml")
-    assert told["broker.listen"] == ("127.0.0.1:10911", "default", "")
-    assert told["plugin.flush.mode"] == ("sync", "environment", "GANTRYMQ_PLUGIN__FLUSH__MODE")
-    assert told["plugin.flush.interval"] == ("2s", "file", "gantrymq.toml")
+    shown = origins(config)
+    assert shown["broker.name"] == ("flag", "flag", "--set")
+    assert shown["broker.cluster"] == ("env", "environment", "GANTRYMQ_BROKER__CLUSTER")
+    assert shown["broker.id"] == (1, "file", "gantrymq.toml")
+    assert shown["broker.listen"] == ("127.0.0.1:10911", "default", "")
+    assert shown["plugin.flush.mode"] == ("sync", "environment", "GANTRYMQ_PLUGIN__FLUSH__MODE")
+    assert shown["plugin.flush.interval"] == ("2s", "file", "gantrymq.toml")
     assert (config.broker.name, config.section(FlushSection).interval) == ("flag", 2.0)
 
 
@@ -135,7 +135,7 @@ def test_unrelated_environment_variables_are_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("[brokr]\nid = 1", "[brokr] (file gantrymq.toml): there is no such section; did you mean 'broker'?"),
         ("[brokr]", "[brokr] (file gantrymq.toml): there is no such section; did you mean 'broker'?"),
@@ -208,8 +208,8 @@ def test_unrelated_environment_variables_are_ignored() -> None:
         ),
     ],
 )
-def test_a_bad_file_is_reported_by_section_key_value_and_what_is_allowed(text: str, told: str) -> None:
-    assert problems(text) == [told]
+def test_a_bad_file_is_reported_by_section_key_value_and_what_is_allowed(text: str, reported: str) -> None:
+    assert problems(text) == [reported]
 
 
 def test_all_problems_are_reported_at_once() -> None:
@@ -371,7 +371,7 @@ def test_brokerip1_is_advertised_and_opens_the_bind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("listenPort=abc", "broker.listen = \"127.0.0.1:abc\" (file broker.conf): '127.0.0.1:abc' is not an address"),
         ("flushDiskType=SOMETIMES", 'plugin.flush.mode = "SOMETIMES" (file broker.conf): allowed: sync, async'),
@@ -379,9 +379,9 @@ def test_brokerip1_is_advertised_and_opens_the_bind() -> None:
         (r"brokerName=\u12", "broker.conf: a \\u needs four hexadecimal digits"),
     ],
 )
-def test_a_bad_value_of_the_properties_is_reported(line: str, told: str) -> None:
+def test_a_bad_value_of_the_properties_is_reported(line: str, reported: str) -> None:
     (text,) = problems(line, "broker.conf")
-    assert text.startswith(told)
+    assert text.startswith(reported)
 
 
 @given(st.floats(0.001, 1e6), st.sampled_from(["ms", "s", "m", "h", "d"]))

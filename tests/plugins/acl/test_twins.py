@@ -105,13 +105,13 @@ def decisions(
                 batch = RequestBatch([requests[row] for row in rows])
                 connection.identity = None
                 rest = judge.take_allowed(batch)
-                told: dict[int, str | None] = {}
+                decided: dict[int, str | None] = {}
                 for row in rest:
                     try:
-                        told[row] = judge.check(batch.requests[row]) or "trusted"
+                        decided[row] = judge.check(batch.requests[row]) or "trusted"
                     except Denied as denied:
-                        told[row] = f"{denied.reason} {denied}"
-                found.append([told.get(row, "signed") for row in range(len(rows))])
+                        decided[row] = f"{denied.reason} {denied}"
+                found.append([decided.get(row, "signed") for row in range(len(rows))])
                 found.append(connection.identity)
     return found
 

@@ -56,7 +56,7 @@ class Telling:
 
     @hookimpl
     def runtime_info(self) -> dict[str, str]:
-        return {"told": "yes"}
+        return {"reported": "yes"}
 
 
 class Failing:
@@ -75,7 +75,7 @@ async def test_a_failing_plugin_omits_only_its_part_of_the_runtime_info(
     manager = PluginManager([("a", Failing()), ("b", Telling())], hookspecs)
     monkeypatch.setattr(bench.broker, "manager", manager)
     table = KVTable.from_bytes((await bench.ask(28)).body).table
-    assert (table["told"], table["brokerVersion"]) == ("yes", "407")
+    assert (table["reported"], table["brokerVersion"]) == ("yes", "407")
 
 
 async def test_settings_are_shown_by_rocketmqs_names_and_ours(bench: Any) -> None:

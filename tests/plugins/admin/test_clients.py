@@ -42,7 +42,7 @@ class Client:
             return None
         if self.body is None:
             await trio.sleep_forever()
-        return command.answer(self.code, "as told", body=self.body or b"")
+        return command.answer(self.code, "as scripted", body=self.body or b"")
 
 
 async def commit_both(bench: Any, offset: int) -> None:
@@ -58,9 +58,9 @@ async def test_an_offset_reset_notifies_the_members(bench: Any) -> None:
         with trio.fail_after(10):
             await client.came.wait()
     assert answer.code == 0
-    (told,) = client.asked
-    assert (told.code, told.is_oneway, told.body) == (220, True, answer.body)
-    assert told.ext == {"topic": "orders", "group": "readers", "timestamp": "-1", "isForce": "false"}
+    (received,) = client.asked
+    assert (received.code, received.is_oneway, received.body) == (220, True, answer.body)
+    assert received.ext == {"topic": "orders", "group": "readers", "timestamp": "-1", "isForce": "false"}
     assert reset_of(answer) == {0: 4, 1: 0}
 
 
@@ -228,7 +228,7 @@ async def test_a_clients_running_info_is_returned_unchanged(bench: Any) -> None:
     fields = {"consumerGroup": "readers", "clientId": "c1", "jstackEnable": "true"}
     async with bench.client(client):
         answer = await bench.ask(307, fields)
-    assert (answer.code, answer.remark, answer.body) == (0, "as told", b'{"anything": [1]}')
+    assert (answer.code, answer.remark, answer.body) == (0, "as scripted", b'{"anything": [1]}')
     assert client.asked[0].ext == fields
     gone = await bench.ask(307, fields)
     assert (gone.code, gone.remark) == (1, "The Consumer <readers> <c1> not online")

@@ -43,7 +43,7 @@ class NoisePlugin:
     name = "noise"
 
     def __init__(self) -> None:
-        self.told: list[NoiseConfig] = []
+        self.received: list[NoiseConfig] = []
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -56,7 +56,7 @@ class NoisePlugin:
     @hookimpl
     def register_tasks(self, broker: Broker) -> list[BackgroundTask]:
         allow = broker.registry.get(LiveSettings).allow
-        allow("plugin.noise", self.config, ("every", "level"), self.told.append)
+        allow("plugin.noise", self.config, ("every", "level"), self.received.append)
         return []
 
 
@@ -87,7 +87,7 @@ async def test_settings_of_a_third_party_plugin_have_their_declared_rocketmq_key
         assert (found["noiseInterval"], found["noiseLevel"], found["noiseFixed"]) == ("250", "1", "7")
         assert found["plugin.noise.level"] == "1"
         assert (await change(b"noiseInterval=90\nnoiseLevel=LOUD")).code == 0
-        assert plugin.told[-1] == NoiseConfig(0.09, 3, 7)
+        assert plugin.received[-1] == NoiseConfig(0.09, 3, 7)
         found = await shown()
         assert (found["noiseInterval"], found["noiseLevel"]) == ("90", "3")
         for body, said in [

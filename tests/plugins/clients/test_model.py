@@ -19,10 +19,10 @@ class Peer:
 
     def __init__(self, number: int) -> None:
         self.id = number
-        self.told: list[str] = []
+        self.notified: list[str] = []
 
     def send(self, command: Any) -> None:
-        self.told.append(command.ext["consumerGroup"])
+        self.notified.append(command.ext["consumerGroup"])
 
 
 GROUPS = st.sampled_from(["g", "h"])
@@ -67,7 +67,7 @@ def test_groups_follow_a_plain_table(steps: list[tuple[str, int, str, frozenset[
             assert (clients.message_model(name) is None) == (not table)
             # as in RocketMQ also where a member no longer wants a topic that another one wants
             changed = (set(table), wanted) != before[name] or (name == group and dropped)
-            told = {peer.id for peer in peers if name in peer.told}
-            assert told == (set(table) if changed else set())
+            notified = {peer.id for peer in peers if name in peer.notified}
+            assert notified == (set(table) if changed else set())
         for peer in peers:
-            peer.told.clear()
+            peer.notified.clear()

@@ -410,14 +410,14 @@ async def test_pulls_with_expressions_of_their_own_are_not_held_beyond_a_bound(
 ) -> None:
     monkeypatch.setattr(subscriptions, "CHARACTERS_IN_USE", 2000)
     monkeypatch.setattr(subscriptions, "CHARACTERS_KEPT", 500)
-    told, answered = trio.open_memory_channel[str](20)
+    report, answered = trio.open_memory_channel[str](20)
     async with broker_and_channel(tmp_path) as (_, channel), trio.open_nursery() as nursery:
         await send(channel, 1)
 
         async def wait(name: str, offset: int, tags: str, kind: str = "TAG") -> None:
             command = pull(offset, tags=tags, kind=kind, sys_flag=INLINE | SUSPEND, wait_ms=20_000)
             assert (await channel.call(command, 30.0)).code in (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND)
-            told.send_nowait(name)
+            report.send_nowait(name)
 
         async def start(*arguments: str, offset: int = 1) -> None:
             nursery.start_soon(wait, arguments[0], offset, *arguments[1:])

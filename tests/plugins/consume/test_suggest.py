@@ -157,8 +157,8 @@ async def test_a_read_only_broker_refuses_ordered_topics_and_registers_all_topic
         back = {"offset": "0", "group": "cg", "delayLevel": "0", "originTopic": "T", "unitMode": "false"}
         answer = await channel.call(Command(RequestCode.CONSUMER_SEND_MSG_BACK, back))
         assert answer.code == ResponseCode.NO_PERMISSION
-        told = cluster.broker.manager.call_each("advertise", dict, broker=cluster.broker)
-        (wrapper,) = [part["topic_config_serialize_wrapper"] for _, part in told if part]
+        registered = cluster.broker.manager.call_each("advertise", dict, broker=cluster.broker)
+        (wrapper,) = [part["topic_config_serialize_wrapper"] for _, part in registered if part]
         assert {wrapper.topic_config_table[topic].perm for topic in ("T", "ordered")} == {4}
         kept: TopicConfig | None = topics.get("T")
         assert kept is not None

@@ -125,17 +125,17 @@ def test_gather(
         entries += struct.pack(">qiq", rows.offsets[row], rows.sizes[row] + more if number < 9 else 0x7FFFFFFF, code)
     results = []
     for twin in (plain, compiled):
-        told: list[int] = []
+        reported: list[int] = []
 
-        def window(number: int, offset: int, size: int, told: list[int] = told) -> memoryview | None:
+        def window(number: int, offset: int, size: int, reported: list[int] = reported) -> memoryview | None:
             behind = offset - start + size
             if behind > len(log) or (hole is not None and offset <= hole < offset + size):
                 return None
-            return memoryview(log)[offset - start : behind + (ahead if hole is None and not told else 0)]
+            return memoryview(log)[offset - start : behind + (ahead if hole is None and not reported else 0)]
 
         matches = None if wanted is None else wanted.__contains__
-        found, *counts = twin.gather(entries, limits, oldest, matches, window, told.append, part)
-        results.append((b"".join(found), counts, told))
+        found, *counts = twin.gather(entries, limits, oldest, matches, window, reported.append, part)
+        results.append((b"".join(found), counts, reported))
     assert results[0] == results[1]
 
 
@@ -152,15 +152,15 @@ def test_an_entry_that_points_beyond_64_bits_is_left_out(at: int, size: int) -> 
     entries = b"".join(struct.pack(">qiq", *one, 0) for one in asked)
     limits = plain_pulls.PullLimits(8, 1 << 40, 8, 1 << 40, 0)
     for twin in (plain, compiled):
-        told: list[int] = []
+        reported: list[int] = []
         found, scanned, removed, messages = twin.gather(
             entries,
             limits,
             0,
             None,
             lambda number, offset, size: log[offset:] if offset >= 0 and offset + size <= len(log) else None,
-            told.append,
+            reported.append,
             None,
         )
         assert (b"".join(found), scanned, removed, messages) == (log, 3, False, 2)
-        assert told == ([1] if at < 0 else [])
+        assert reported == ([1] if at < 0 else [])

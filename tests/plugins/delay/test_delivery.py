@@ -137,8 +137,8 @@ def test_a_put_that_failed_is_tried_again_and_the_level_waits_for_it() -> None:
         world.refuse = lambda batch: None
         world.env.advance(RETRY_MS)
         world.settle()
-    told = [(each["event"], each["level"]) for each in logs]
-    assert told == [("delayed_messages_refused", 1), ("outage_ended", 1)], "not for each attempt"
+    logged = [(each["event"], each["level"]) for each in logs]
+    assert logged == [("delayed_messages_refused", 1), ("outage_ended", 1)], "not for each attempt"
     assert world.bodies() == [b"a", b"c", b"b", b"d"]
     assert world.delivery.safe()[1] == 4
 

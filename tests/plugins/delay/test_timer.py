@@ -770,9 +770,9 @@ def test_a_message_that_could_not_be_stored_is_tried_again() -> None:
         world.env.advance(RETRY_MS)
         world.settle()
     assert world.bodies() == [b"b", b"a"]
-    told = [each for each in logs if each["event"] in ("delayed_messages_refused", "outage_ended")]
-    assert [each["event"] for each in told] == ["delayed_messages_refused", "outage_ended"], "not for each attempt"
-    assert told[1]["failures"] >= 4
+    logged = [each for each in logs if each["event"] in ("delayed_messages_refused", "outage_ended")]
+    assert [each["event"] for each in logged] == ["delayed_messages_refused", "outage_ended"], "not for each attempt"
+    assert logged[1]["failures"] >= 4
 
 
 @pytest.mark.parametrize("delay", [5000, 70_000], ids=["once", "enqueued again on the way"])

@@ -57,8 +57,8 @@ async def test_row_16_a_slave_receives_the_log_up_to_the_masters_unreadable_bloc
                 async with open_channel(master.address) as channel:
                     assert (await channel.call(pull("T", 0, 40))).code == ResponseCode.SUCCESS, "the broker goes on"
                 ha = next(info.plugin for info in master.manager.plugins if info.name == "ha")
-                told = master_info(master, ha.copies, "", "sync_master")["haSlave_0"]
-                assert f"stoppedAt={BAD[0]}" in told
+                reported = master_info(master, ha.copies, "", "sync_master")["haSlave_0"]
+                assert f"stoppedAt={BAD[0]}" in reported
                 await trio.sleep(1.5)  # it is asked again and again, and heard all the time
                 (line,) = [entry for entry in logs if entry["event"] == "slave_stopped"]
                 assert line["offset"] == BAD[0]

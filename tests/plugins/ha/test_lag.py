@@ -24,9 +24,9 @@ def test_lagging_and_recovery_of_a_slave_are_each_reported_once() -> None:
     watch = LagWatch(broker, copies)
 
     def looked() -> list[tuple[Any, ...]]:
-        with structlog.testing.capture_logs() as told:
+        with structlog.testing.capture_logs() as logs:
             watch.check()
-        return [(entry["event"], entry["peer"], entry.get("lag_bytes"), entry.get("lag_seconds")) for entry in told]
+        return [(entry["event"], entry["peer"], entry.get("lag_bytes"), entry.get("lag_seconds")) for entry in logs]
 
     assert looked() == []
     log.end = 1500
@@ -36,6 +36,6 @@ def test_lagging_and_recovery_of_a_slave_are_each_reported_once() -> None:
     now[0] += 0.5
     assert looked() == [("slave_behind", "slow:1", 500, BEHIND_S + 0.5)]
     now[0] += 60
-    assert looked() == [], "told once"
+    assert looked() == [], "logged once"
     copies.acknowledge(slow, 1500, now[0])
     assert looked() == [("slave_caught_up", "slow:1", None, None)]

@@ -61,7 +61,7 @@ async def test_a_promoted_slave_has_its_masters_guarantees(pair: Any, of_master:
     async with pair.master(role=of_master) as master, pair.slave(master):
         await pair.connected(master)
         assert await pair.send(master, b"a") == [0]
-    async with pair.slave("127.0.0.1:1"):  # what it was told stays when it starts again
+    async with pair.slave("127.0.0.1:1"):  # the change persists over a restart
         pass
     for _ in range(2):
         async with pair.master(home="slave") as promoted:

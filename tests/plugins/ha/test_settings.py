@@ -50,7 +50,7 @@ def test_a_slaves_broker_conf_configures_the_plugin(broker_id: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("brokerRole=SLAVE", "broker.conf: brokerRole=SLAVE needs a brokerId above 0"),
         ("brokerRole=SLAVE\nbrokerId=0", "broker.conf: brokerRole=SLAVE needs a brokerId above 0"),
@@ -58,10 +58,10 @@ def test_a_slaves_broker_conf_configures_the_plugin(broker_id: str) -> None:
         ("brokerRole=KING", 'plugin.ha.role = "KING" (file broker.conf): allowed: async_master, sync_master'),
     ],
 )
-def test_an_invalid_role_is_rejected(text: str, told: str) -> None:
+def test_an_invalid_role_is_rejected(text: str, reported: str) -> None:
     with pytest.raises(ConfigError) as failed:
         build(text)
-    assert failed.value.problems[0].startswith(told)
+    assert failed.value.problems[0].startswith(reported)
 
 
 @pytest.mark.parametrize(("broker_id", "notes"), [("0", 0), ("+0", 0), ("1", 1), ("+1", 1), ("-1", 1)])

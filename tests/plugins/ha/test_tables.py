@@ -203,7 +203,7 @@ async def test_an_unknown_topic_is_requested_at_its_first_record(pair: Any) -> N
         assert tables.fetched == 2
 
 
-class Told(Channel):
+class ScriptedMaster(Channel):
     """A master's answers by request code, and the codes that it was asked for."""
 
     def __init__(self, **answers: bytes) -> None:
@@ -230,7 +230,7 @@ async def test_topics_unknown_to_the_master_are_requested_once(
     known: Any = SimpleNamespace(get=lambda topic: None, adopt=lambda body, log_end: False)
     broker: Any = SimpleNamespace(registry=Registry(), log=SimpleNamespace(end=0))
     broker.registry.provide(TopicTable, known)
-    tables, channel = Tables(broker, MasterAddress("", "m:1", "m:2"), 3600.0, lambda address: True), Told()
+    tables, channel = Tables(broker, MasterAddress("", "m:1", "m:2"), 3600.0, lambda address: True), ScriptedMaster()
     stay: Any = tables._stay
     nursery.start_soon(stay, channel, "m:2")
     await trio.sleep(10)
@@ -265,7 +265,7 @@ class BehindSlave:
         broker: Any = SimpleNamespace(registry=Registry(), log=self.log, store=self)
         broker.registry.provide(ConsumerOffsets, self.offsets)
         broker.registry.provide(LevelPositions, SimpleNamespace(adopt=self.levels.append))
-        self.channel = Told()
+        self.channel = ScriptedMaster()
         self.master_reports(end=0)
         self.tables = Tables(
             broker,

@@ -23,7 +23,7 @@ from gantrymq.remoting.command import Command
 from gantrymq.testing.requests import send
 
 
-class Told(Channel):
+class ScriptedMaster(Channel):
     """A master that answers with ``code`` and its growing log."""
 
     def __init__(self, code: int = ResponseCode.SUCCESS) -> None:
@@ -71,7 +71,7 @@ def slave() -> Slave:
 async def test_a_report_is_adopted_when_the_log_has_reached_the_masters_end(
     slave: Slave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    channel = Told()
+    channel = ScriptedMaster()
     nursery.start_soon(slave.stay, channel)
     await trio.sleep(EVERY_S / 2)
     channel.log_end = 200
@@ -90,7 +90,7 @@ async def test_a_report_is_adopted_when_the_log_has_reached_the_masters_end(
 async def test_a_report_from_before_another_connection_is_not_adopted(
     slave: Slave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    nursery.start_soon(slave.stay, Told())
+    nursery.start_soon(slave.stay, ScriptedMaster())
     await trio.sleep(EVERY_S / 2)
     slave.following = ""
     slave.log.durable = 100
@@ -107,7 +107,7 @@ async def test_masters_without_a_timer_are_tolerated_silently(
     slave: Slave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, code: int, asked: int
 ) -> None:
     """RocketMQ 4 does not know the request; 5.3.3 answers with an error while its timer is off."""
-    channel = Told(code)
+    channel = ScriptedMaster(code)
     with structlog.testing.capture_logs() as logs:
         nursery.start_soon(slave.stay, channel)
         await trio.sleep(9.5 * EVERY_S)

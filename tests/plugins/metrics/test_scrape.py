@@ -177,8 +177,8 @@ Series = set[tuple[str, frozenset[tuple[str, str]]]]
 
 def series_of(families: dict[str, Metric]) -> Series:
     """Name and labels of all, without those by request code: each code has its series once a request was timed."""
-    told = [family for name, family in families.items() if name != "rocketmq_rpc_latency_milliseconds"]
-    return {(sample.name, frozenset(sample.labels.items())) for family in told for sample in family.samples}
+    families_left = [family for name, family in families.items() if name != "rocketmq_rpc_latency_milliseconds"]
+    return {(sample.name, frozenset(sample.labels.items())) for family in families_left for sample in family.samples}
 
 
 async def test_clients_and_slaves_that_reconnect_make_no_new_series(tmp_path: Path) -> None:
@@ -251,12 +251,12 @@ async def test_names_and_kinds_are_those_of_rocketmq(tmp_path: Path) -> None:
 
 async def test_the_page_lists_for_each_metric_of_rocketmq_whether_it_is_served() -> None:
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    told, _, others = text.partition("\n## RocketMQ's metrics that are missing\n")
+    listed, _, others = text.partition("\n## RocketMQ's metrics that are missing\n")
     missing = others.partition("\n## ")[0]
     for row in json.loads(GOLDEN.read_text()).values():
         name = row["shown"]
         if not name.startswith("rocketmq_pop_"):
-            assert (f"`{name}`" in told) != (f"`{name}`" in missing), name
+            assert (f"`{name}`" in listed) != (f"`{name}`" in missing), name
 
 
 async def test_openmetrics_for_who_asks_for_it(tmp_path: Path) -> None:
@@ -352,9 +352,9 @@ async def test_a_failing_plugin_omits_its_part_and_an_excessive_one_is_truncated
         families = await scrape(broker)
     assert value(families, "gantrymq_metrics_failed_plugins") == 2
     assert value(families, "rocketmq_topic_number") > 0, "what has one series keeps it"
-    told = len(families["loud_rooms"].samples)
-    assert 100 < told < 200
-    assert value(families, "gantrymq_metrics_dropped_series") == 5000 - told
+    reported = len(families["loud_rooms"].samples)
+    assert 100 < reported < 200
+    assert value(families, "gantrymq_metrics_dropped_series") == 5000 - reported
     assert families["loud_rooms"].samples[0].labels["room"] == 'no. 0 "a\\b"\n'
 
 
@@ -387,8 +387,8 @@ async def test_a_failed_task_of_a_skipped_plugin_is_counted(tmp_path: Path) -> N
 
 async def test_runtime_info_has_the_address_of_the_metrics(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN])) as broker:
-        told = {key: text for part in broker.manager.hook.runtime_info(broker=broker) for key, text in part.items()}
-        assert told["metricsAddress"] == address_of(broker)
+        info = {key: text for part in broker.manager.hook.runtime_info(broker=broker) for key, text in part.items()}
+        assert info["metricsAddress"] == address_of(broker)
         taken = make_broker(tmp_path / "two", settings={"plugin.metrics.listen": address_of(broker)}, enable=[PLUGIN])
         with pytest.raises(StartError, match="metrics cannot be served on"):
             await taken.run()

@@ -65,8 +65,8 @@ def test_offsets_beyond_the_end_of_a_queue_are_corrected_and_logged_once(
     with structlog.testing.capture_logs() as logs:
         (recovered,) = [call for info, call in again.manager.calls("recovered", broker=again) if info.name == "offsets"]
         recovered()
-    told = {(line["topic"], line["group"]): line["queues"] for line in logs}
-    assert told == {("TBW102", "g"): {0: "90 -> 50", 1: "40 -> 30"}, ("other", "g"): {0: "7 -> 0"}}
+    logged = {(line["topic"], line["group"]): line["queues"] for line in logs}
+    assert logged == {("TBW102", "g"): {0: "90 -> 50", 1: "40 -> 30"}, ("other", "g"): {0: "7 -> 0"}}
     again.persist()
     assert stored(tmp_path) == {"TBW102@g": {0: 50, 1: 30}, "TBW102@h": {0: 50}, "other@g": {0: 0}}
 

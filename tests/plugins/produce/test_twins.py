@@ -95,7 +95,7 @@ class Produce(SendProcessor):
             getattr(batch, name)[row % count] = value
         for row, topic, changed in diverted if count else ():
             batch.divert(row % count, topic, 3, changed, 12)
-        told = [
+        seen_rows = [
             (batch.queue_of(row), batch.sizes_of(row), batch.place_of(row),
              [batch.property_of(row, name) for name in (b"K", b"TRAN_MSG", b"CLUSTER", b"none", b"")])
             for row in range(count)
@@ -142,7 +142,7 @@ class Produce(SendProcessor):
             len(batch),
         )
         origins = [(one.first, one.rows, one.queue_id) if isinstance(one, Origin) else None for one in batch.origins]
-        return b"".join(parts), index, end, table, dispatched(sent), entries, answers, seen, origins, told, places
+        return b"".join(parts), index, end, table, dispatched(sent), entries, answers, seen, origins, seen_rows, places
 
 
 @st.composite

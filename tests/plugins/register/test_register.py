@@ -324,7 +324,7 @@ async def test_it_registers_each_half_minute_and_soon_after_a_change(
             topics.for_send(name, "TBW102", 4)
         changed = trio.current_time()
         await trio.sleep(1)
-        assert len(nameservers[FIRST].calls) == 4, "three topics at once are told at once"
+        assert len(nameservers[FIRST].calls) == 4, "three topics at once are one registration"
         at, command = nameservers[FIRST].calls[-1]
         assert at - changed < 0.02
         table = RegisterBrokerBody.decode(command.body).topic_config_serialize_wrapper.topic_config_table
@@ -405,11 +405,11 @@ async def test_one_that_is_away_delays_no_other_is_logged_once_and_tried_again(
             before = len(away.attempts)
             await trio.sleep(1)
             assert len(away.attempts) - before == 2, "the first pause is a short one again"
-    told = [(entry["event"], entry.get("repeated")) for entry in logs if entry.get("address") == SECOND]
-    first, *again = [repeated for event, repeated in told[: told.index(("nameserver_registered", None))]]
+    logged = [(entry["event"], entry.get("repeated")) for entry in logs if entry.get("address") == SECOND]
+    first, *again = [repeated for event, repeated in logged[: logged.index(("nameserver_registered", None))]]
     assert first == 0
     assert again, "every half minute of an outage has a line"
-    after = told[told.index(("nameserver_registered", None)) :]
+    after = logged[logged.index(("nameserver_registered", None)) :]
     assert after == [("nameserver_registered", None), ("outage_ended", None), ("nameserver_unreachable", 0)]
     assert next(entry for entry in logs if entry["event"] == "nameserver_unreachable")["reason"] == "nobody listens"
 
@@ -546,7 +546,7 @@ async def test_the_first_nameserver_returns_the_ordered_topics(
         await trio.sleep(1)
         assert (topics.get("steady").order, topics.get("loose").order) == (True, False)
         calls = len(nameservers[FIRST].calls)
-        assert calls == 2, "the change is told, and then there is none"
+        assert calls == 2, "one registration for the change, and no more"
         nameservers[FIRST].body = b'{"table":{}}'
         await trio.sleep(31)
         assert not topics.get("steady").order
@@ -618,8 +618,8 @@ async def test_a_slave_that_came_before_its_master_asks_soon_and_then_less_often
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker, **{"broker.id": "1"})
-    told: list[tuple[str, str]] = []
-    broker.registry.get(Registration).on_master(lambda *addresses: told.append(addresses))
+    notified: list[tuple[str, str]] = []
+    broker.registry.get(Registration).on_master(lambda *addresses: notified.append(addresses))
     nameserver = nameservers[FIRST]
 
     def pauses() -> list[float]:
@@ -631,11 +631,11 @@ async def test_a_slave_that_came_before_its_master_asks_soon_and_then_less_often
         nameserver.ext = {"masterAddr": "10.0.0.1:10911", "haServerAddr": "10.0.0.1:10912"}
         await trio.sleep(61)
         assert pauses()[-2:] == [30, 30]
-        assert told[-1] == ("10.0.0.1:10911", "10.0.0.1:10912")
+        assert notified[-1] == ("10.0.0.1:10911", "10.0.0.1:10912")
         nameserver.ext = {}
         await trio.sleep(31.5)
         assert pauses()[-6:] == [30, 0.25, 0.5, 1, 2, 4]
-        assert told[-1] == ("", "")
+        assert notified[-1] == ("", "")
 
 
 class MasterReplication:
@@ -677,8 +677,8 @@ async def test_a_nameserver_that_refuses_to_say_the_epoch_does_not_renew_the_lea
             assert len(nameservers[FIRST].attempts) == 1, "the routes stay"
             nameservers[FIRST].refused.clear()
             await trio.sleep(3)
-    told = [each["event"] for each in logs if each["log_level"] == "warning"]
-    assert told == ([] if renews else ["nameserver_refused_query", "outage_ended"])
+    logged = [each["event"] for each in logs if each["log_level"] == "warning"]
+    assert logged == ([] if renews else ["nameserver_refused_query", "outage_ended"])
 
 
 class SlaveReplication:

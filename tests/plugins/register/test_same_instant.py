@@ -166,7 +166,7 @@ async def test_a_registered_broker_registers_again_at_a_nameserver_that_lost_it(
     net.registered = ""
     start(newcomer)
     await trio.sleep(0.5)
-    assert net.registered == newcomer.address, "nobody has told the nameserver of the other one"
+    assert net.registered == newcomer.address, "the other one is not registered"
     settled.link.poke()
     await trio.sleep(sum(CHECK_DELAYS_S) + 1)
     assert (settled.alive, newcomer.alive, net.registered) == (True, False, settled.address)

@@ -28,10 +28,10 @@ def test_missing_java_is_reported_with_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("gantrymq.spark.local.find_running", lambda: None)  # another test's session has found Java
     assert run(["export", "--topic", "orders", "--to", str(tmp_path / "out")]) == 2
-    told = capsys.readouterr().err
-    assert "the export runs in Spark, which cannot start here" in told
-    assert "install" in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert "the export runs in Spark, which cannot start here" in printed
+    assert "install" in printed
+    assert "Traceback" not in printed
     assert not (tmp_path / "out").exists()
 
 
@@ -60,7 +60,7 @@ def test_an_impossible_export_is_one_clear_line(
     if not status:
         pytest.skip(f"Spark cannot run here: {status.reason}")
     assert run(["export", "--topic", "orders", "--to", str(tmp_path / "out"), *arguments]) == 1
-    told = capsys.readouterr().err
-    assert says in told
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert says in printed
+    assert "Traceback" not in printed
     assert not (tmp_path / "out").exists()

@@ -38,11 +38,11 @@ def test_the_first_sample_covers_the_time_before_it() -> None:
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=30), st.sampled_from([0, 1, 2]))
 def test_a_period_has_the_last_samples(counts: list[int], period: int) -> None:
     data = sampled(counts, period).data()
-    told = (data.stats_minute, data.stats_hour, data.stats_day)[period]
+    reported = (data.stats_minute, data.stats_hour, data.stats_day)[period]
     kept = PERIODS[period].kept - 1
     last = counts[-kept:]
     seconds = len(last) * PERIODS[period].every / 1000
-    assert told == StatsItem(sum(last), pytest.approx(sum(last) / seconds), pytest.approx(sum(last) / len(last)))
+    assert reported == StatsItem(sum(last), pytest.approx(sum(last) / seconds), pytest.approx(sum(last) / len(last)))
 
 
 def test_an_item_is_idle_when_nothing_came_for_a_day() -> None:
@@ -112,12 +112,12 @@ def test_a_rate_is_reported_at_the_end_of_its_period() -> None:
     for second in range(1, 11):
         assert rates.runtime_info()["putTps"] == "  "
         rates.take(totals(second, second * 7, second))
-    told = rates.runtime_info()
-    assert told["putTps"] == "7.0  "
-    assert told["getFoundTps"] == "1.0  "
-    assert told["getMissTps"] == "2.0  "
-    assert told["getTotalTps"] == "3.0 0.0 0.0"
-    assert told["getTransferedTps"] == told["getTransferredTps"] == "3.0  "
+    info = rates.runtime_info()
+    assert info["putTps"] == "7.0  "
+    assert info["getFoundTps"] == "1.0  "
+    assert info["getMissTps"] == "2.0  "
+    assert info["getTotalTps"] == "3.0 0.0 0.0"
+    assert info["getTransferedTps"] == info["getTransferredTps"] == "3.0  "
     for second in range(11, 700):
         rates.take(totals(second, second * 7))
     assert rates.runtime_info()["putTps"] == "7.0 7.0 7.0"

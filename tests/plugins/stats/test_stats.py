@@ -51,7 +51,7 @@ class Bench:
             assert (await self.channel.call(send(topic, b"x" * 10, queue_id=queue_id, queues=2))).code == 0
         return self.broker.log.end - before
 
-    async def told(self, name: str, key: str) -> tuple[int, float] | str:
+    async def query(self, name: str, key: str) -> tuple[int, float] | str:
         answer = await self.channel.call(Command(315, {"statsName": name, "statsKey": key}))
         if answer.code:
             return answer.remark or ""
@@ -68,12 +68,12 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 async def test_puts_by_topic_queue_and_broker(bench: Bench) -> None:
     size = await bench.send(3) + await bench.send(2, queue_id=1)
     bench.sample()
-    assert await bench.told("TOPIC_PUT_NUMS", "orders") == (5, 1.0)
-    assert await bench.told("TOPIC_PUT_SIZE", "orders") == (size, size / 5)
-    assert await bench.told("QUEUE_PUT_NUMS", "orders@1") == (2, 1.0)
-    assert await bench.told("BROKER_PUT_NUMS", "DefaultCluster") == (5, 1.0)
+    assert await bench.query("TOPIC_PUT_NUMS", "orders") == (5, 1.0)
+    assert await bench.query("TOPIC_PUT_SIZE", "orders") == (size, size / 5)
+    assert await bench.query("QUEUE_PUT_NUMS", "orders@1") == (2, 1.0)
+    assert await bench.query("BROKER_PUT_NUMS", "DefaultCluster") == (5, 1.0)
     bench.sample()
-    assert await bench.told("TOPIC_PUT_NUMS", "orders") == (5, 1.0)
+    assert await bench.query("TOPIC_PUT_NUMS", "orders") == (5, 1.0)
 
 
 async def test_pull_latencies_include_the_wait_for_the_disk(bench: Bench) -> None:
@@ -82,13 +82,13 @@ async def test_pull_latencies_include_the_wait_for_the_disk(bench: Bench) -> Non
         await bench.channel.call(pull("orders", 0, offset, limit=1))
     bench.broker.registry.get(Statistics).waited("consumers", "orders", 0, 0.5)
     bench.sample()
-    assert await bench.told("GROUP_GET_LATENCY", "0@orders@consumers") == (500, 250.0)
+    assert await bench.query("GROUP_GET_LATENCY", "0@orders@consumers") == (500, 250.0)
 
 
 async def test_new_messages_are_counted_without_waiting_for_the_next_sample(bench: Bench) -> None:
     await bench.send(1)
-    assert await bench.told("TOPIC_PUT_NUMS", "orders") == (0, 0.0), "known, but no snapshot was taken yet"
-    assert await bench.told("TOPIC_PUT_NUMS", "others") == "The stats <TOPIC_PUT_NUMS> <others> not exist"
+    assert await bench.query("TOPIC_PUT_NUMS", "orders") == (0, 0.0), "known, but no snapshot was taken yet"
+    assert await bench.query("TOPIC_PUT_NUMS", "others") == "The stats <TOPIC_PUT_NUMS> <others> not exist"
 
 
 async def test_pulls_by_group_queue_and_broker(bench: Bench) -> None:
@@ -96,10 +96,10 @@ async def test_pulls_by_group_queue_and_broker(bench: Bench) -> None:
     for offset, limit in ((0, 3), (3, 32), (5, 32)):
         await bench.channel.call(pull("orders", 0, offset, limit=limit))
     bench.sample()
-    assert await bench.told("GROUP_GET_NUMS", "orders@consumers") == (5, 2.5)
-    assert await bench.told("GROUP_GET_SIZE", "orders@consumers") == (size, size / 2)
-    assert await bench.told("QUEUE_GET_NUMS", "orders@0@consumers") == (5, 2.5)
-    assert await bench.told("BROKER_GET_NUMS", "DefaultCluster") == (5, 2.5)
+    assert await bench.query("GROUP_GET_NUMS", "orders@consumers") == (5, 2.5)
+    assert await bench.query("GROUP_GET_SIZE", "orders@consumers") == (size, size / 2)
+    assert await bench.query("QUEUE_GET_NUMS", "orders@0@consumers") == (5, 2.5)
+    assert await bench.query("BROKER_GET_NUMS", "DefaultCluster") == (5, 2.5)
     table = KVTable.from_bytes((await bench.channel.call(Command(28))).body).table
     assert (table["msgGetTotalTodayNow"], table["putMessageSizeTotal"]) == ("5", str(size))
     assert bench.plugin._table.pulls_missed == 1
@@ -111,14 +111,14 @@ async def test_pulls_through_a_filter_count_what_it_lets_through(bench: Bench) -
         await bench.channel.call(send("orders", b"x", properties=f"TAGS\x01{tag}"))
     await bench.channel.call(pull("orders", 0, 0, expression="red"))
     bench.sample()
-    assert await bench.told("GROUP_GET_NUMS", "orders@consumers") == (2, 2.0)
+    assert await bench.query("GROUP_GET_NUMS", "orders@consumers") == (2, 2.0)
 
 
 @pytest.mark.parametrize(
     ("name", "key"), [("TOPIC_PUT_NUMS", "nothing"), ("NO_SUCH", "orders"), ("GROUP_GET_LATENCY", "orders@g")]
 )
-async def test_a_statistic_of_which_nothing_is_known(bench: Bench, name: str, key: str) -> None:
-    assert await bench.told(name, key) == f"The stats <{name}> <{key}> not exist"
+async def test_an_unknown_statistic_is_reported(bench: Bench, name: str, key: str) -> None:
+    assert await bench.query(name, key) == f"The stats <{name}> <{key}> not exist"
 
 
 async def test_a_request_without_its_fields_is_refused(bench: Bench) -> None:
@@ -129,7 +129,7 @@ async def test_other_plugins_count_too_but_nothing_that_has_no_name(bench: Bench
     statistics = bench.broker.registry.get(Statistics)
     statistics.add("SNDBCK_PUT_NUMS", "orders@consumers", 3, 2)
     bench.sample()
-    assert await bench.told("SNDBCK_PUT_NUMS", "orders@consumers") == (3, 1.5)
+    assert await bench.query("SNDBCK_PUT_NUMS", "orders@consumers") == (3, 1.5)
     with pytest.raises(ValueError, match="no statistic 'TYPO'"):
         statistics.add("TYPO", "orders", 1)
 
@@ -141,7 +141,7 @@ async def test_messages_stored_before_the_start_are_not_counted(tmp_path: Path) 
         again = Bench(broker, channel)
         await again.send(1)
         again.sample()
-        assert await again.told("TOPIC_PUT_NUMS", "orders") == (1, 1.0)
+        assert await again.query("TOPIC_PUT_NUMS", "orders") == (1, 1.0)
         table = KVTable.from_bytes((await channel.call(Command(28))).body).table
         assert table["msgPutTotalTodayNow"] == "1"
 
@@ -175,7 +175,7 @@ async def test_messages_stored_before_a_slow_start_are_not_counted(tmp_path: Pat
         await again.send(1)
         again.sample()
         assert slow_start.puts_seen == 0
-        assert await again.told("TOPIC_PUT_NUMS", "orders") == (1, 1.0)
+        assert await again.query("TOPIC_PUT_NUMS", "orders") == (1, 1.0)
         assert broker.registry.get(Statistics).messages_put == 1
 
 
@@ -190,8 +190,8 @@ async def test_messages_of_a_queue_that_cannot_be_read_are_not_counted_and_all_o
         bench.sample()
     await bench.send(1)
     bench.sample()
-    assert await bench.told("TOPIC_PUT_NUMS", "orders") == (3, 1.0)
-    assert await bench.told("TOPIC_PUT_NUMS", "returns") == (4, 1.0)
+    assert await bench.query("TOPIC_PUT_NUMS", "orders") == (3, 1.0)
+    assert await bench.query("TOPIC_PUT_NUMS", "returns") == (4, 1.0)
     (warning,) = [line for line in logs if line["event"] == "messages_not_counted"]
     assert (warning["topic"], warning["queue_id"], warning["messages"]) == ("orders", 0, 3)
     assert "Too many open files" in warning["reason"]

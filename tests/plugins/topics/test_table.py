@@ -386,6 +386,6 @@ def test_a_group_that_only_a_slave_s_reader_names_is_logged_once(make_broker: An
 
 
 def test_topics_adopted_from_a_master_are_written_at_once(make_broker: Any, tmp_path: Path) -> None:
-    told = TopicConfigSerializeWrapper({"orders": TopicConfig("orders", 2, 2, 6)})
-    assert topics_of(make_broker("topics")).adopt(told.to_bytes())
+    received = TopicConfigSerializeWrapper({"orders": TopicConfig("orders", 2, 2, 6)})
+    assert topics_of(make_broker("topics")).adopt(received.to_bytes())
     assert stored(tmp_path).topic_config_table["orders"].read_queue_nums == 2

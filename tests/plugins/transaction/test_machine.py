@@ -124,7 +124,7 @@ class TransactionMachine(RuleBasedStateMachine):
         self.crashes += 1
         # Nobody was promised these: the message, or the word on it, may be there or not.
         self.unsure |= (set(self.halves) - self.safe_halves) | (set(self.said) - self.safe_words)
-        # Nor was their producer told where they lie.
+        # Nor does their producer know their offsets.
         self.halves = {body: names for body, names in self.halves.items() if body in self.safe_halves}
         self.note_safe()
 

@@ -34,7 +34,7 @@ def put_aside(strategy: str, body: bytes = b"x", **settings: Any) -> tuple[Trans
     return world, producer, aside.message_id
 
 
-def told(peer: Producer) -> list[tuple[int, str | None]]:
+def responses_to(peer: Producer) -> list[tuple[int, str | None]]:
     return [(answer.code, answer.remark) for answer in peer.sent]
 
 
@@ -45,7 +45,7 @@ def test_the_producer_is_asked_again_and_its_commit_makes_the_message_visible(st
     peer = world.resume(message_id)
     assert not peer.sent, "the answer waits for the disk"
     world.commit()
-    assert told(peer) == [(ResponseCode.SUCCESS, None)]
+    assert responses_to(peer) == [(ResponseCode.SUCCESS, None)]
     assert world.plugin.strategy.open_count == 1
     if again is not None:
         world = again(world, strategy)
@@ -92,7 +92,7 @@ def test_a_message_that_was_not_discarded_is_not_resumed(strategy: str) -> None:
     host = message_id[:16]
     for wrong in (None, "", "nonsense", "AB" * 5, f"{host}{half.offset:016X}", visible.message_id,
                   f"{host}{visible.offset + 1:016X}", f"{host}{log_end:016X}", f"{host}{2**64 - 1:016X}"):  # fmt: skip
-        assert told(world.resume(wrong)) == [(ResponseCode.SYSTEM_ERROR, NOT_FOUND)]
+        assert responses_to(world.resume(wrong)) == [(ResponseCode.SYSTEM_ERROR, NOT_FOUND)]
     assert world.log.end == log_end
 
 
@@ -105,7 +105,7 @@ def test_a_broker_that_accepts_no_half_messages_refuses_to_resume_them(strategy:
             batch.refuse(row, ResponseCode.SERVICE_NOT_AVAILABLE, "no room")
 
     world.refuse = refuse
-    assert told(world.resume(message_id)) == [(ResponseCode.SYSTEM_ERROR, NOT_PUT)]
+    assert responses_to(world.resume(message_id)) == [(ResponseCode.SYSTEM_ERROR, NOT_PUT)]
     assert world.plugin.strategy.open_count == 0
 
 
@@ -116,7 +116,7 @@ def test_messages_without_a_topic_are_not_resumed() -> None:
     world.append(batch)
     world.commit()
     [stray] = world.messages(TRANS_CHECK_MAX_TIME_TOPIC)
-    [(code, remark)] = told(world.resume(stray.message_id))
+    [(code, remark)] = responses_to(world.resume(stray.message_id))
     assert (code, remark and "nowhere" in remark) == (ResponseCode.SYSTEM_ERROR, True)
     assert world.messages(TRANS_HALF_TOPIC) == []
 
@@ -125,7 +125,7 @@ def test_a_slave_puts_nothing_back() -> None:
     world, _, message_id = put_aside("half")
     slave = TransactedStore(MemoryEnv(), broker_id=1)
     slave.copy_from(world)
-    assert told(slave.resume(message_id)) == [(ResponseCode.SYSTEM_ERROR, NOT_PUT)]
+    assert responses_to(slave.resume(message_id)) == [(ResponseCode.SYSTEM_ERROR, NOT_PUT)]
 
 
 @BOTH
@@ -135,5 +135,5 @@ def test_a_discarded_message_larger_than_a_later_limit_is_resumed(strategy: str)
     world = TransactedStore(world.env, strategy, config=attrs.evolve(TINY, max_message_bytes=1000))
     peer = world.resume(message_id)
     world.commit()
-    assert told(peer) == [(ResponseCode.SUCCESS, None)]
+    assert responses_to(peer) == [(ResponseCode.SUCCESS, None)]
     assert world.plugin.strategy.open_count == 1

@@ -69,7 +69,7 @@ class Refused:
         self.seen.append((request.command.opaque, fault.code, fault.remark))
 
 
-def told(endings: Any) -> list[Any]:
+def fields_of(endings: Any) -> list[Any]:
     return [
         (one.request.command.opaque, one.group, one.table_offset, one.commit_log_offset, one.is_commit, one.row)
         for one in endings
@@ -87,7 +87,7 @@ def test_both_twins_decode_ends_the_same(some: list[Command]) -> None:
             *(kernel.read_requests(peer, b"".join(map(encode, some)), 4096)[0] for kernel in KERNELS),
         ):
             refuse = Refused()
-            results.append((told(twin.read_endings(requests, refuse)), refuse.seen))
+            results.append((fields_of(twin.read_endings(requests, refuse)), refuse.seen))
     assert results[1:] == results[:1] * 5
 
 
@@ -123,7 +123,7 @@ def test_both_twins_match_ends_with_their_records_the_same(
             refuse = Refused()
             endings = twin.read_endings(requests, refuse)
             matching = twin.match_records(endings, records, lambda record: record.topic == "orders", refuse)
-            results.append((told(matching), [one.record.properties for one in matching], refuse.seen))
+            results.append((fields_of(matching), [one.record.properties for one in matching], refuse.seen))
     assert results[1:] == results[:1] * 3
 
 
@@ -156,7 +156,7 @@ def test_both_twins_find_the_ends_in_the_op_queue_the_same(
             for reader in TWINS:
                 endings = reader.read_endings(kernel.read_requests(peer, data, 1 << 20)[0], Refused())
                 both = twin.split_named(endings, b"".join(entries) + rest, first)
-                results.append([told(some) for some in both])
+                results.append([fields_of(some) for some in both])
     assert results[1:] == results[:1] * 7
     expected = [
         0 <= number - first < len(entries) and entries[number - first][:12] == ENTRY.pack(offset, 91, 0)[:12]

@@ -669,4 +669,4 @@ def test_tag_code_rules_apply_to_their_topic_only() -> None:
     assert asked == [(3, b"K\x01v", 77)]
     assert ruled.entries(0, 1) == ENTRY.pack(100, SIZE, 1 << 40)
     assert other.entries(0, 2) == ENTRY.pack(0, SIZE, 0) + ENTRY.pack(200, SIZE, -200)
-    assert batch.tag_codes == [0, 1 << 40, -200], "who is told of the batch sees the same code"
+    assert batch.tag_codes == [0, 1 << 40, -200], "observers of the batch see the same code"
