@@ -58,7 +58,7 @@ def test_the_report_has_memory_deletions_and_times(load: Any) -> None:
     assert "processor time of the broker for a message: 990.00 us" in text
 
 
-def test_an_observer_keeps_what_took_long(load: Any) -> None:
+def test_an_observer_keeps_long_durations(load: Any) -> None:
     soak = load("soak")
     waits, three = iter([0.001, 0.02]), threading.Event()
 

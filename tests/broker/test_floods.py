@@ -34,7 +34,7 @@ def flooded(tmp_path: Path) -> Iterator[Cluster]:
             for command in (send("T", b"y"), pull("T", group="mine"), update_offset("mine", 2)):
                 answer = peer.ask(command)
                 assert answer is not None
-                assert answer.code == 0, "who was there before goes on"
+                assert answer.code == 0, "earlier clients continue"
 
 
 def update_offset(group: str, offset: int, topic: str = "T") -> Command:

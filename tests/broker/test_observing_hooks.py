@@ -86,7 +86,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, made.__name__, made)
 
 
-async def test_they_see_each_batch_of_clients_and_of_plugins_once(tmp_path: Path) -> None:
+async def test_observing_hooks_see_each_batch_of_clients_and_of_plugins_once(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path / "store", enable=["gantrymq_diary:Diary"])) as broker:
         diary = Diary.running
         async with open_channel(broker.address) as channel:

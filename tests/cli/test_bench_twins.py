@@ -160,7 +160,7 @@ def latencies_of(done: Done) -> int:
     return sum(done.tallies[0].latencies.values())
 
 
-def test_each_twin_says_what_it_is() -> None:
+def test_each_twin_has_its_kind() -> None:
     assert {name: twin.KIND for name, twin in TWINS.items()} == {"compiled": "compiled", "plain": "plain"}
 
 

@@ -148,7 +148,7 @@ def test_wrong_usage_has_a_reason(cli: Cli, words: tuple[str, ...], reason: str)
     [
         ("nameserver = ", "cannot be read"),
         ("access_key = 'me'", "'nameserver' is missing"),
-        ("nameserver = 'a:9876'\ncolour = 'red'", "is not a setting of a context"),
+        ("nameserver = 'a:9876'\ncolor = 'red'", "is not a setting of a context"),
         ("nameserver = 'a:9876'\ntls = 'yes'", "is not a setting of a context"),
         ("nameserver = 'a:9876'\naccess_key = 'me'\nsecret_key_file = '/nowhere'", "No such file"),
     ],

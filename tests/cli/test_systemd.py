@@ -75,7 +75,7 @@ async def test_the_watchdog_is_not_fed_while_the_broker_does_not_work(manager: s
 
 
 @pytest.mark.parametrize("environ", [{}, {"NOTIFY_SOCKET": "/nowhere/at/all"}, {"WATCHDOG_USEC": "x"}])
-def test_nobody_listens(environ: dict[str, str]) -> None:
+def test_a_notification_without_a_listener_is_dropped(environ: dict[str, str]) -> None:
     notifier = Notifier(environ)
     notifier.send(READY="1")
     assert notifier.watchdog_s == 0

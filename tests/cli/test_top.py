@@ -180,7 +180,7 @@ def test_one_interval_is_printed_as_a_table_and_as_json(
 
 
 @pytest.mark.timeout(60)
-def test_it_prints_until_it_is_ended(gantry_broker: Any, tmp_path: Path) -> None:
+def test_top_prints_until_interrupted(gantry_broker: Any, tmp_path: Path) -> None:
     arguments = ["top", "--json", "--interval", "100ms", "--nameserver", gantry_broker.nameserver]
     with gantrymq_child(arguments, tmp_path / "log") as child:
         loads = [json.loads(child.wait_line(bool)) for _ in range(2)]

@@ -78,7 +78,7 @@ async def test_an_untrusted_certificate_is_reported(
     assert cluster.address in str(caught.value)
 
 
-async def test_another_host_name_is_accepted_if_verification_is_off(fake_cluster: Cluster) -> None:
+async def test_a_different_host_name_is_accepted_if_verification_is_off(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1, tls=server_context("elsewhere")) as cluster:
         async with gantrymq.connect(cluster.address, tls=by_name(client_context())) as client:
             assert await client.admin.topics() == ["T"]

@@ -1,4 +1,4 @@
-"""A sweep calls each hook once: 512 messages cost as many calls as one, and a plugin costs one call."""
+"""A turn calls each hook once: 512 messages cost as many calls as one, and a plugin costs one call."""
 
 from __future__ import annotations
 

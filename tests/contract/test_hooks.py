@@ -1,4 +1,4 @@
-"""The page of hooks, the hooks and their users agree; a sweep calls hooks per batch, never per message."""
+"""The page of hooks, the hooks and their users agree; a turn calls hooks per batch, never per message."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ SETTINGS = {
     "plugin.ha.heartbeat": "200ms",
     "plugin.ha.housekeeping": "2s",
     "plugin.ha.sync_tables": "200ms",
-    # What nobody promised may be read when a wait is given up, and may then be lost: here everybody waits.
+    # A send whose wait times out may be read and then lost, so all sends here have a long timeout.
     "plugin.ha.sync_timeout": "1m",
     "plugin.flush.timeout": "1m",
     "store.queue_file_units": "1000",

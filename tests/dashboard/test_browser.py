@@ -380,7 +380,7 @@ def test_the_pages_work_with_the_keyboard_on_a_phone_and_in_the_dark(site: Site,
     phone.keyboard.type("er")
     phone.goto(f"http://{site.address}/#/topics")
     phone.wait_for_timeout(300)  # longer than a search waits for the next key
-    assert phone.url.endswith("#/topics"), "a search that was begun sends back whoever has left the page"
+    assert phone.url.endswith("#/topics"), "a running search does not bring the page back"
     phone.reload()
     phone.get_by_role("button", name="Create topic").wait_for()
     for _ in range(40):

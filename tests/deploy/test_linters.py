@@ -65,7 +65,7 @@ def test_the_manifests_have_the_schemas_of_kubernetes(version: str) -> None:
         validate.validate(document, chosen, strict=True)
 
 
-def test_amtool_accepts_the_configuration_and_sends_critical_alerts_to_who_is_on_call() -> None:
+def test_amtool_accepts_the_configuration_and_routes_critical_alerts_to_the_person_on_call() -> None:
     try:
         amtool = find_unpacked(cache_folder(ROOT / "tests/interop/.cache"), "amtool", "prometheus-alertmanager")
     except ToolMissing as missing:

@@ -390,8 +390,8 @@ class Group:
     async def promote(self) -> float:
         """Promote by the code of ``gantrymq cluster promote`` until it succeeds; never without a connected slave.
 
-        Who promotes while a slave is away that has confirmed messages may lose them, with one confirmation each.
-        When the attempt that succeeded began.
+        A promotion without a slave that has confirmed messages may lose those with a single confirmation.
+        Return the time at which the successful attempt began.
         """
         refused = ""
         with trio.move_on_after(AGAIN_S):

@@ -228,7 +228,7 @@ def test_an_orderly_group_keeps_queue_order_through_rebalances(java_client: Fore
     assert sorted(queues) == [0, 1, 2, 3]
     for messages in queues.values():
         offsets = [message.queue_offset for message in messages]
-        assert offsets == sorted(offsets), "whoever had the queue"
+        assert offsets == sorted(offsets), "in order over all members"
         assert sorted(set(offsets)) == list(range(len(set(offsets))))
     assert len({message.place for message in stayed + left}) == total
 

@@ -150,7 +150,7 @@ def make_topic(nameserver: str, topic: str) -> None:
         client.admin.create_topic(topic, queues=2)
 
 
-def put_aside(nameserver: str, count: int) -> list[DeliveredRecord]:
+def read_discarded(nameserver: str, count: int) -> list[DeliveredRecord]:
     """The messages in TRANS_CHECK_MAX_TIME_TOPIC, once they are ``count``."""
     deadline = time.monotonic() + 30
     last = "no such message"

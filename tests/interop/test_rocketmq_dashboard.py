@@ -36,7 +36,7 @@ CLUSTER = "DefaultCluster"
 HOUR_MS = 3_600_000
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 ON_PURPOSE = {
-    # What a broker reports of itself (28): 5.3.3's queues of requests and timers that 4.9 has not, and our own fields.
+    # Runtime info (28): 5.3.3's request queues and timers, which 4.9 does not have, and our own fields.
     "cluster": {"brokerServer"},
     "broker config": {""},
     # RocketMQ 5 stores these properties, or sends this field; 4.9 does not, and we do as 4.9.

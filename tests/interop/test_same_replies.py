@@ -136,7 +136,7 @@ class Peers:
         command = msgspec.structs.replace(command, opaque=7)
         self.replier.send(command)
         pushed = None
-        # A push comes before the answer, which waits for its acknowledgement.
+        # A push comes before the answer, which waits for its acknowledgment.
         readable, _, _ = select.select([self.requester.sock, self.replier.sock], [], [], 20.0)
         if self.requester.sock in readable:
             pushes = self.requester.receive()
@@ -226,7 +226,7 @@ def test_both_brokers_push_store_and_answer_replies_the_same_way(
     for name, command, acknowledge in CASES:
         seen = ours.send(command, acknowledge), theirs.send(command, acknowledge)
         for one in seen:
-            # What only one of them stored moves its offsets.
+            # A reply that only one broker stored moves its offsets.
             one.fields.pop("queueOffset", None)
             drop_answer_fields(one)
         if seen[0] != seen[1]:

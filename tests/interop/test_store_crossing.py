@@ -83,7 +83,7 @@ class Brokers:
         server = start_broker(self.java, home, self.java_nameserver, name=home.name, store=store, **settings)
         with server.child as child:
             yield Running(child, self.java_nameserver)
-            child.process.kill()  # who wants it stopped in order does that before
+            child.process.kill()  # tests that need a clean stop have stopped it before
 
 
 @pytest.fixture

@@ -171,7 +171,7 @@ async def test_the_other_broker_delivers_timed_messages_once_and_on_time(
     records = delivered(store)
     counts = Counter(record.body for record in records)
     assert set(counts) == set(due) - {recalled}
-    # What a broker delivered in the seconds before it was killed it had not noted yet.
+    # A killed broker has not stored its progress of the last seconds.
     repeatable = {body for body, moment in due.items() if how == "killed" and moment < now + 3600}
     assert {body for body, count in counts.items() if count > 1} <= repeatable
     assert all(record.store_timestamp >= due[record.body] for record in records), "none early"

@@ -98,7 +98,7 @@ def theirs(
     )  # fmt: skip
     with server.child as child:
         yield Running(child, server.address, nameserver, time.time() * 1000)
-        child.process.kill()  # who wants it stopped in order does that before
+        child.process.kill()  # tests that need a clean stop have stopped it before
 
 
 def stop(running: Running) -> None:

@@ -1,4 +1,4 @@
-"""The hook ``authorize`` runs once per sweep before any processor; undecided requests are refused."""
+"""The hook ``authorize`` runs once per turn before any processor; undecided requests are refused."""
 
 from __future__ import annotations
 

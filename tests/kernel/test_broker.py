@@ -112,7 +112,7 @@ async def test_a_second_broker_on_the_same_store_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.trio
-async def test_a_failed_flush_stops_the_broker_without_an_acknowledgement(tmp_path: Path) -> None:
+async def test_a_failed_flush_stops_the_broker_without_an_acknowledgment(tmp_path: Path) -> None:
     env = WatchedEnv()
     answers: list[Command] = []
 

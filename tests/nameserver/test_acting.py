@@ -102,7 +102,7 @@ def test_the_lowest_slave_is_shown_as_master_if_enabled(routes: Routes) -> None:
     routes.unregister(MASTER)
     shown = with_acting_masters("T", route(routes))
     assert shown.broker_datas[0].broker_addrs == {0: SLAVE.address, 2: SECOND.address}
-    assert routes.member_group("broker-a") == {1: SLAVE.address, 2: SECOND.address}, "the tables know who it is"
+    assert routes.member_group("broker-a") == {1: SLAVE.address, 2: SECOND.address}, "the tables keep the broker"
     group = "rmq_sys_SYNC_BROKER_MEMBER_broker-a"
     assert with_acting_masters(group, route(routes, group)) == route(routes, group)
 

@@ -1,4 +1,4 @@
-"""The nameserver refuses the registration of a deposed master by its epoch, also after a restart."""
+"""The nameserver refuses the registration of a fenced master by its epoch, also after a restart."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_a_rocketmq_broker_sends_and_gets_no_epoch(tmp_path: Path) -> None
     nameserver = Nameserver(tmp_path / "kv.json")
     assert await nameserver.register("h:2", NEW) == NEW
     assert await nameserver.register("h:1", None) is None
-    assert nameserver.master() == "h:1", "RocketMQ's rule: no state version here, whoever comes last"
+    assert nameserver.master() == "h:1", "RocketMQ's rule without a state version: the last one registered"
 
 
 async def test_the_higher_of_two_simultaneous_epochs_wins(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_spark_reads_and_exports_the_sent_messages(spark: SparkSession, tmp_path
             b"%d:" % number + bytes(range(256)) * (number % 5),
             tags=f"t{number % 3}",
             keys=(f"key-{number}", "all"),
-            properties={"number": str(number), "colour": "grün"},
+            properties={"number": str(number), "color": "grün"},
             flag=number,
         )
         for number in range(300)

@@ -42,7 +42,7 @@ def build(raw: bytes, start: int = 0, end: int = 100, limit: int = 1000) -> list
 
 
 def test_every_field_of_a_record_has_its_column(make_record: Maker) -> None:
-    properties = {"KEYS": "k1 k2", "TAGS": "paid", "UNIQ_KEY": "AC11", "colour": "grün"}
+    properties = {"KEYS": "k1 k2", "TAGS": "paid", "UNIQ_KEY": "AC11", "color": "grün"}
     assert build(make_record("orders", 3, 7, b"hello", properties, flag=5, reconsume_times=2, sys_flag=2)) == [
         {
             "topic": "orders",
@@ -112,7 +112,7 @@ def test_messages_outside_the_range_and_duplicates_are_skipped(make_record: Make
     assert [row["queueOffset"] for row in build(raw, start=4, end=7)] == [4, 5, 6]
 
 
-def test_building_empties_the_builder(make_record: Maker) -> None:
+def test_building_a_batch_empties_the_builder(make_record: Maker) -> None:
     builder = kind(QUEUE, ["body"], 1000)
     builder.add(make_record("orders", 3, 0, b"four"), 0, 1)
     assert (builder.rows, builder.size) == (1, 4)

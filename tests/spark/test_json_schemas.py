@@ -19,7 +19,7 @@ from support.schema_registry import StubRegistry
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What confluent-kafka 2.16.1 registered and wrote.
+# Registered and written by confluent-kafka 2.16.1.
 ORDER = {
     "$schema": "http://json-schema.org/draft-07/schema#", "title": "Order", "type": "object", "required": ["id"],
     "properties": {

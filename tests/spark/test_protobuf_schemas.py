@@ -216,7 +216,7 @@ def test_a_file_of_descriptors_is_read(tmp_path: Path) -> None:
     assert protobuf.find_message("shop.Header", tmp_path / "shop.bin") == protobuf.MessageType("shop.Header", SET)
 
 
-# What confluent-kafka 2.16.1 wrote as messages 1 and 0 of a file.
+# Messages 1 and 0 of a file, written by confluent-kafka 2.16.1.
 CONFLUENT_ORDER = bytes.fromhex("0000000003020208051202c3a91a0e0a017810ffffffffffffffffff012001")
 CONFLUENT_HEADER = bytes.fromhex("0000000003000801")
 

@@ -67,9 +67,9 @@ def encode_one_by_one(batch: pa.RecordBatch, encoder: RowEncoder) -> list[bytes 
 
 
 def test_a_row_becomes_the_message_that_the_client_makes_of_it() -> None:
-    batch = batch_of(**USUAL, properties=[[("colour", "grün"), ("n", "1")], None])
+    batch = batch_of(**USUAL, properties=[[("color", "grün"), ("n", "1")], None])
     messages = [
-        Message("orders", b"a", keys="k1 k2", properties={"colour": "grün", "n": "1", "DEDUP_KEY": "d"}),
+        Message("orders", b"a", keys="k1 k2", properties={"color": "grün", "n": "1", "DEDUP_KEY": "d"}),
         Message("orders", b"b" * 300, tags="paid", order_key="o"),
     ]
     expected = [
@@ -191,7 +191,7 @@ def test_the_twins_encode_the_same_rows(seed: int) -> None:
 
 @compiled_only
 def test_usual_rows_are_encoded_by_the_compiled_twin_alone() -> None:
-    batch = batch_of(**USUAL, properties=[[("colour", "grün")], []])
+    batch = batch_of(**USUAL, properties=[[("color", "grün")], []])
     for part in (batch, batch.slice(1), batch.select(["body"]), batch_of(**USUAL, properties=[[], None])):
         encoder = make_encoder(part, OPTIONS, "", 0)
         assert isinstance(encoder, encoding.compiled.Rows)

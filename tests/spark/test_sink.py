@@ -111,7 +111,7 @@ def test_rows_become_messages_with_all_values_of_their_columns(running: Cluster)
     deliver_at = datetime.now(UTC) - timedelta(seconds=5)
     rows: list[dict[str, Any]] = [
         {"topic": None, "body": b"plain"},
-        {"topic": "refunds", "body": b"full", "tags": "paid", "keys": ["a", "b"], "properties": [("colour", "grün")],
+        {"topic": "refunds", "body": b"full", "tags": "paid", "keys": ["a", "b"], "properties": [("color", "grün")],
          "dedup_key": "mine"},
         {"topic": None, "body": b"late", "deliver_at": deliver_at},
         *({"topic": None, "body": b"ordered", "order_key": "customer 7"} for _ in range(20)),
@@ -128,7 +128,7 @@ def test_rows_become_messages_with_all_values_of_their_columns(running: Cluster)
     assert send_rows(iter(batches), options, "") == 23
     (full,) = stored(running.nameserver, "refunds")
     assert (full.body, full.tags, full.keys) == (b"full", "paid", ("a", "b"))
-    assert {"colour": "grün", DEDUP_PROPERTY: "mine"}.items() <= full.properties.items()
+    assert {"color": "grün", DEDUP_PROPERTY: "mine"}.items() <= full.properties.items()
     orders = stored(running.nameserver)
     assert {message.body for message in orders} >= {b"plain", b"ordered"}
     assert len({message.queue_id for message in orders if message.body == b"ordered"}) == 1

@@ -114,8 +114,8 @@ def test_a_schema_given_by_the_user_picks_columns(spark: SparkSession, orders: F
     frame = spark.read.format("gantrymq").options(**options).schema("tags string, queueOffset bigint").load()
     assert frame.columns == ["tags", "queueOffset"]
     assert sorted(frame.where("queueOffset < 2").collect()) == [("even", 0), ("even", 1), ("odd", 0), ("odd", 1)]
-    with pytest.raises(Exception, match="column 'colour' of type string cannot be read; there are topic string"):
-        spark.read.format("gantrymq").options(**options).schema("colour string").load().count()
+    with pytest.raises(Exception, match="column 'color' of type string cannot be read; there are topic string"):
+        spark.read.format("gantrymq").options(**options).schema("color string").load().count()
 
 
 def test_several_topics_are_read_as_one_though_one_nameserver_is_down(spark: SparkSession, orders: FakeCluster) -> None:

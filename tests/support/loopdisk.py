@@ -62,7 +62,7 @@ class LoopDisk:
     def cut_power(self) -> None:
         """Stop all writes to the disk, which keeps synced data and only a random part of the rest.
 
-        Whoever has files open gets EIO. End them, :meth:`unmount` and :meth:`mount`.
+        Processes with open files get EIO. End them, :meth:`unmount` and :meth:`mount`.
         """
         folder = os.open(self.folder, os.O_RDONLY)
         try:

@@ -290,7 +290,7 @@ def test_retries_of_a_producer_derive_from_the_seed() -> None:
 
 
 @pytest.mark.slow
-def test_one_seed_is_one_run_and_another_is_another() -> None:
+def test_a_run_depends_on_the_seed_alone() -> None:
     first = simulate(busy, 1)
     assert simulate(busy, 1) == first
     assert simulate(busy, 2) != first

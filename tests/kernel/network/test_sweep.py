@@ -724,7 +724,7 @@ def test_the_sweep_announces_progress_while_it_hands_over_requests() -> None:
     assert seen[-2:] == [("handle", True), ("progress", False)]
 
 
-def test_it_serves_one_client_while_one_connection_alone_sends_one_request_a_turn() -> None:
+def test_the_sweep_serves_one_client_while_only_one_connection_sends_one_request_a_turn() -> None:
     seen: list[bool] = []
     sweep = Sweep(
         ClockedEnv(), LimitsSection(), lambda requests: seen.append(sweep.serves_one_client), lambda _: None, int

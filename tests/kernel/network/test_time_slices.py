@@ -227,7 +227,7 @@ def test_requests_of_a_connection_keep_their_order() -> None:
     while bench.table.waiting:
         bench.table.handle([])
     assert [number for name, number in bench.done if name == "a"] == list(range(len(codes)))
-    assert bench.done.index(("b", 0)) < bench.done.index(("a", 3)), "who did nothing heavy does not wait"
+    assert bench.done.index(("b", 0)) < bench.done.index(("a", 3)), "a client without heavy requests does not wait"
 
 
 def test_a_batch_processor_may_defer_requests_to_a_later_turn() -> None:

@@ -223,7 +223,7 @@ def test_dispatch_from_memory_equals_dispatch_from_the_log() -> None:
         for _ in range(3):
             batch = rows()
             store.append(batch)
-            # What an acknowledgement does to statuses must not touch what is dispatched.
+            # Statuses that acknowledgments change must not affect dispatch.
             batch.statuses[0] = 10
         columns: dict[str, list[object]] = {}
         batches = commit(store)

@@ -154,7 +154,7 @@ async def test_a_reply_needs_pub_on_the_reply_topic_whatever_topic_it_names(tmp_
         assert "no permission to access Topic:DefaultCluster_REPLY_TOPIC" in (answer.remark or "")
 
 
-async def test_a_retry_topic_is_made_and_deleted_by_who_may_do_so_with_its_group(tmp_path: Path) -> None:
+async def test_creating_or_deleting_a_retry_topic_needs_the_rights_on_its_group(tmp_path: Path) -> None:
     fields = {
         "topic": "%RETRY%g", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6",
         "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",

@@ -119,7 +119,7 @@ def test_a_query_for_members_of_an_empty_group_returns_code_1(broker: Any) -> No
     assert groups_of(broker).client_ids("shop") == []
 
 
-def test_members_hear_of_who_comes_and_goes(broker: Any, connect: Any) -> None:
+def test_members_are_notified_of_members_that_join_and_leave(broker: Any, connect: Any) -> None:
     first, second = connect(), connect()
     beat(broker, first, "a@1")
     assert notices(broker, first) == [1]
@@ -397,7 +397,7 @@ def test_a_long_expression_type_is_not_kept(broker: Any, connect: Any) -> None:
     assert answer.remark == "the expression type of topic T in group shop has 100000 characters, 255 are the limit"
 
 
-def test_one_bad_name_spoils_the_heartbeat_before_anything_is_taken(broker: Any, connect: Any) -> None:
+def test_a_heartbeat_with_one_bad_name_is_refused_as_a_whole(broker: Any, connect: Any) -> None:
     assert beat(broker, connect(), "a@1", consumer("good"), consumer("../x")).code == 1
     assert members(broker, "good") == []
     assert broker.registry.get(TopicTable).get("%RETRY%good") is None

@@ -46,7 +46,7 @@ def test_a_group_has_the_newest_subscription_of_its_members_for_each_topic(steps
         assert group.differs is (len({frozenset(versions) for versions in said.values()}) > 1)
 
 
-def test_members_that_all_leave_cost_no_comparison_of_what_the_others_want() -> None:
+def test_members_that_all_leave_cause_no_comparison_of_subscriptions() -> None:
     compared = 0
 
     class Version(int):

@@ -130,7 +130,7 @@ async def test_readers_of_old_messages_delay_no_other(
 
 
 @pytest.mark.trio
-async def test_a_stopping_broker_answers_those_who_wait_for_the_disk(tmp_path: Path) -> None:
+async def test_a_stopping_broker_answers_pulls_that_wait_for_the_disk(tmp_path: Path) -> None:
     disk = ColdDisk()
     broker = make_broker(tmp_path / "store", env=disk)
     answers: list[Command] = []
@@ -288,7 +288,7 @@ async def test_many_postponed_pulls_are_answered_and_their_commits_keep_their_or
 
 
 @pytest.mark.trio
-async def test_no_more_wait_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pulls_beyond_the_limit_are_not_postponed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postponed, "POSTPONED_MAX", 0)
     disk = ColdDisk()
     broker = make_broker(tmp_path / "store", env=disk)

@@ -61,7 +61,7 @@ def bodies(answer: Command) -> list[bytes]:
 
 
 @pytest.mark.trio
-async def test_a_queue_is_read_in_order_in_the_size_asked_for(tmp_path: Path) -> None:
+async def test_a_queue_is_read_in_order_in_batches_of_the_requested_size(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         await send(channel, 5)
         answer = await channel.call(pull(0, limit=3))
@@ -71,7 +71,7 @@ async def test_a_queue_is_read_in_order_in_the_size_asked_for(tmp_path: Path) ->
 
 
 @pytest.mark.trio
-async def test_one_record_is_given_however_large_it_is(tmp_path: Path) -> None:
+async def test_a_pull_gets_one_record_of_any_size(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path, plugin__consume__memory_bytes="1 KiB") as (_, channel):
         await send(channel, 2, body=b"x" * 5000)
         answer = await channel.call(pull(0))
@@ -124,7 +124,7 @@ async def test_a_queue_without_messages_starts_at_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_a_tag_is_looked_for_far_behind_what_does_not_match(tmp_path: Path) -> None:
+async def test_a_pull_finds_a_tag_behind_many_messages_that_do_not_match(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path, plugin__consume__scan_entries="64") as (_, channel):
         await send(channel, 40, tag="A")
         await send(channel, 1, tag="B")
@@ -136,7 +136,7 @@ async def test_a_tag_is_looked_for_far_behind_what_does_not_match(tmp_path: Path
 
 
 @pytest.mark.trio
-async def test_a_pull_waits_for_what_comes_and_only_for_what_it_wants(tmp_path: Path) -> None:
+async def test_a_held_pull_is_answered_only_by_a_matching_message(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel), trio.open_nursery() as nursery:
         await send(channel, 1, tag="A")
         answers: list[Command] = []

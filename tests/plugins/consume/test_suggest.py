@@ -133,7 +133,7 @@ async def test_a_slave_commits_nothing_that_comes_with_a_pull(tmp_path: Path) ->
 
 
 @pytest.mark.trio
-async def test_a_broker_that_is_only_written_gives_nothing(tmp_path: Path) -> None:
+async def test_a_write_only_broker_refuses_pulls(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         assert (await channel.call(send())).code == 0
         assert (await channel.call(pull(0))).code == 0

@@ -362,7 +362,7 @@ def test_a_usual_pull_never_leaves_the_compiled_path(store: Store) -> None:
         assert [one.kind for one in found] == [0] * 4 + [1] * 4
 
 
-def test_no_more_is_given_than_may_be(store: Store) -> None:
+def test_no_more_pulls_are_answered_than_the_limit_allows(store: Store) -> None:
     for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
         run = Run(store, twin, answers, 1 << 20)
         peer: Any = Peer(False)

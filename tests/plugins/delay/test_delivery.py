@@ -96,7 +96,7 @@ def test_synchronous_delivery_waits_for_the_disk_and_pipelined_goes_on(pipelined
     assert world.delivery.safe()[1] == total
 
 
-def test_the_position_waits_for_the_disk_where_an_acknowledgement_does_not() -> None:
+def test_the_position_waits_for_the_disk_where_an_acknowledgment_does_not() -> None:
     world = DelayedStore(MemoryEnv())
     world.send(b"a", 1)
     world.commit()
@@ -143,7 +143,7 @@ def test_a_put_that_failed_is_tried_again_and_the_level_waits_for_it() -> None:
     assert world.delivery.safe()[1] == 4
 
 
-def test_without_room_everything_waits_and_goes_on_when_there_is_some() -> None:
+def test_delivery_waits_on_a_full_disk_and_continues_when_there_is_room() -> None:
     world = DelayedStore(MemoryEnv())
     bodies = [b"%d" % number + b"x" * 500 for number in range(12)]
     for body in bodies:
@@ -278,7 +278,7 @@ def test_a_position_without_a_queue_hides_nothing_that_comes_later() -> None:
     assert world.bodies() == [b"a"]
 
 
-def test_after_a_stop_in_order_nothing_comes_twice_and_nothing_is_missing() -> None:
+def test_no_message_is_lost_or_repeated_after_a_clean_stop() -> None:
     world = DelayedStore(MemoryEnv())
     world.send(b"a", 1)
     world.send(b"b", 2)
@@ -348,7 +348,7 @@ def test_entries_written_without_the_plugin_are_not_taken_for_due() -> None:
     assert world.bodies() == [b"a"]
 
 
-def test_a_clock_that_was_set_back_over_a_restart_lets_nothing_out_early_and_nothing_wait_for_long() -> None:
+def test_a_clock_set_back_over_a_restart_neither_hastens_nor_long_delays_messages() -> None:
     world = DelayedStore(MemoryEnv())
     world.send(b"before", 2)
     world.close()
@@ -374,7 +374,7 @@ def test_a_clock_that_steps_back_while_the_broker_runs_delivers_nothing_early() 
     assert world.bodies() == []
 
 
-def test_a_stopping_delivery_begins_nothing_and_counts_what_was_on_its_way() -> None:
+def test_a_stopping_delivery_starts_no_message_and_counts_those_in_flight() -> None:
     world = DelayedStore(MemoryEnv())
     world.send(b"a", 1)
     world.commit()

@@ -107,7 +107,7 @@ class DelayMachine(RuleBasedStateMachine):
 
     @rule(back=st.sampled_from([0, 0, 1, 5000, HOUR_MS]), cut=st.none() | st.integers(0, 100))
     def crash(self, back: int, cut: int | None) -> None:
-        # What was delivered since the file was last written comes again; the rest must not.
+        # Only messages delivered since the last write of the file may be repeated.
         self.repeatable.update(set(self.due) - self.claimed)
         env = self.world.env.kill() if cut is None else self.world.env.power_cut(cut)
         env.advance(-back)

@@ -555,7 +555,7 @@ def test_damaged_files_are_built_again_and_nothing_is_lost_or_repeated(damage: o
     assert sorted(came, key=int) == [b"%d" % number for number in range(60)]
 
 
-def test_without_a_checkpoint_everything_in_the_queue_comes_again_rather_than_nothing() -> None:
+def test_a_missing_checkpoint_repeats_the_messages_of_the_queue_rather_than_losing_them() -> None:
     env = MemoryEnv()
     world = TimedStore(env)
     world.send_in(b"a", 1000)

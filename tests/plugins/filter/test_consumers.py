@@ -85,7 +85,7 @@ def test_the_file_is_rocketmqs_byte_for_byte(filters: ConsumerFilters) -> None:
 
 
 @pytest.mark.parametrize("other", [{"expression_type": "TAG"}, {"expression_type": ""}, {"expression": ""}])
-def test_tags_and_nothing_are_not_kept(filters: ConsumerFilters, other: dict[str, str]) -> None:
+def test_tag_expressions_and_empty_ones_are_not_stored(filters: ConsumerFilters, other: dict[str, str]) -> None:
     filters.update([wish(**other)])
     assert filters.changes() is None
 
@@ -104,9 +104,7 @@ def test_a_consumer_that_leaves_is_dead_and_alive_again_on_return(filters: Consu
     assert filters.changes() == {PATH: FROM_JAVA}
 
 
-def test_a_newer_expression_takes_the_place_of_the_old_and_is_born_then(
-    filters: ConsumerFilters, env: MemoryEnv
-) -> None:
+def test_a_newer_expression_replaces_the_old_one(filters: ConsumerFilters, env: MemoryEnv) -> None:
     filters.update([wish()])
     env.advance(1000)
     for version, expression, born, known in ((7, "b = 1", BORN, 7), (8, "a > 1 AND b = 'x'", BORN, 8)):

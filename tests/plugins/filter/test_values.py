@@ -47,7 +47,7 @@ def test_whole_numbers_have_their_range_and_no_blanks() -> None:
         parse_long("9223372036854775808")
 
 
-def test_whole_numbers_have_as_many_leading_noughts_as_they_like() -> None:
+def test_whole_numbers_may_have_any_number_of_leading_zeros() -> None:
     assert parse_int("0" * 9000) == 0
     assert parse_int("-" + "0" * 9000 + "12") == -12
     assert parse_int("\u0660" * 30 + "\u0663") == 3, "Arabic digits, which Java reads as well"

@@ -77,7 +77,7 @@ def test_a_slave_keeps_the_lease_and_cannot_restore_it_beside_nameservers(clocks
 def test_the_lease_of_a_master_without_nameservers_depends_on_slave_connections(clocks: Clocks) -> None:
     lease = lease_of(clocks, nameservers=False)
     clocks.go(1000)
-    assert not lease.refusal, "nobody was ever there who could be promoted"
+    assert not lease.refusal, "no slave that could be promoted was ever connected"
     connected_at = clocks.now
     assert lease.slave_reported(connected_at)
     clocks.go(11)

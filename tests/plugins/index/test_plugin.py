@@ -106,7 +106,9 @@ async def test_messages_stored_while_the_plugin_was_disabled_are_indexed(tmp_pat
         assert find(broker, "all") == list(range(7, -1, -1))
 
 
-async def test_much_is_built_in_steps_while_the_broker_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_index_is_built_in_steps_while_the_broker_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with run_broker(make_broker(tmp_path, settings=SMALL)) as broker:
         async with open_channel(broker.address) as channel:
             for number in range(40):
@@ -211,7 +213,7 @@ async def test_a_full_disk_costs_the_index_time_and_nothing_else(
         assert find(broker, "all")[0] == 30
 
 
-async def test_retention_takes_files_whose_messages_are_gone(tmp_path: Path) -> None:
+async def test_retention_deletes_index_files_without_messages(tmp_path: Path) -> None:
     settings = {**SMALL, "plugin.index.sync_interval": "10ms", "plugin.index.flush_interval": "10ms"}
     async with run_broker(make_broker(tmp_path, settings=settings)) as broker:
         async with open_channel(broker.address) as channel:

@@ -75,7 +75,7 @@ def test_the_owner_may_take_it_again_which_makes_it_live_longer() -> None:
     assert table.lock("G", {Q0}, "one") == set()
 
 
-def test_only_the_owner_gives_it_back() -> None:
+def test_only_the_owner_releases_a_lock() -> None:
     table = Locks()
     table.lock("G", {Q0}, "one")
     table.table.unlock("G", {Q0, Q1}, "two")
@@ -233,7 +233,7 @@ def owner_of(broker: Any) -> Callable[..., bool]:
 
 
 @pytest.mark.parametrize("order", [("clients", "locks"), ("locks", "clients")])
-def test_a_broker_frees_the_queues_of_who_unregisters_or_is_gone(
+def test_a_broker_releases_the_queues_of_clients_that_unregister_or_disconnect(
     make_broker: Callable[..., Any], connect: Any, order: tuple[str, str]
 ) -> None:
     broker = make_broker("topics", *order, **{"plugin.locks.free_after_disconnect": "12s"})

@@ -113,7 +113,7 @@ def test_one_address_may_hold_no_more_than_its_cap() -> None:
     assert holder.hold(pull(connection=peer("10.0.0.2"))) == []
 
 
-def test_while_there_is_no_room_the_address_that_holds_most_gives_way() -> None:
+def test_a_full_table_answers_held_pulls_of_the_address_with_the_most() -> None:
     holder = Holder(limit=4)
     greedy = [pull(connection=peer("10.0.0.1")) for _ in range(4)]
     holder.hold(*greedy)

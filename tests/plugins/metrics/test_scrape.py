@@ -259,7 +259,7 @@ async def test_the_page_lists_for_each_metric_of_rocketmq_whether_it_is_served()
             assert (f"`{name}`" in listed) != (f"`{name}`" in missing), name
 
 
-async def test_openmetrics_for_who_asks_for_it(tmp_path: Path) -> None:
+async def test_a_client_that_accepts_openmetrics_gets_it(tmp_path: Path) -> None:
     async with run_broker(make_broker(tmp_path, settings=ANYWHERE, enable=[PLUGIN])) as broker:
         body, media = await get(broker, "application/openmetrics-text; version=1.0.0")
         assert media.startswith("application/openmetrics-text")

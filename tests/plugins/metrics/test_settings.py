@@ -33,12 +33,12 @@ def test_the_exporter_for_prometheus_is_the_plugin(properties: Mapping[str, str]
     assert values["plugin.metrics", "listen"].value == address
 
 
-def test_it_is_enabled_beside_the_one_for_copies() -> None:
+def test_the_plugin_is_enabled_together_with_replication() -> None:
     assert read(PROM | {"brokerRole": "ASYNC_MASTER"}).values["plugins", "enable"].value == "ha,metrics"
 
 
 @pytest.mark.parametrize(("kind", "unmapped"), [("DISABLE", ()), ("OTLP_GRPC", ("metricsExporterType",))])
-def test_other_exporters_are_none(kind: str, unmapped: tuple[str, ...]) -> None:
+def test_other_exporters_do_not_enable_the_plugin(kind: str, unmapped: tuple[str, ...]) -> None:
     properties = {"metricsExporterType": kind, "metricsPromExporterPort": "1"}
     found = translate(properties, plugin_sections(optional_plugins()))
     assert (found.settings, found.unmapped) == ({}, unmapped)

@@ -45,7 +45,7 @@ def test_the_last_commit_counts_even_a_lower_one(broker: Any) -> None:
 @pytest.mark.parametrize(
     ("queue_id", "offset", "taken"), [(0, 101, 100), (0, 2**63 - 1, 100), (7, 4, 0), (0, 100, 100)]
 )
-def test_no_group_goes_on_beyond_a_queues_end(broker: Any, queue_id: int, offset: int, taken: int) -> None:
+def test_no_offset_is_beyond_the_end_of_its_queue(broker: Any, queue_id: int, offset: int, taken: int) -> None:
     offsets_of(broker).commit("g", "TBW102", queue_id, offset)
     assert offsets_of(broker).query("g", "TBW102", queue_id) == taken
 
@@ -77,7 +77,7 @@ def test_a_negative_offset_changes_nothing(broker: Any) -> None:
     assert offsets_of(broker).query("g", "TBW102", 0) == 5
 
 
-def test_pairs_have_a_limit_and_those_that_are_known_go_on(make_broker: Any) -> None:
+def test_the_number_of_offsets_is_limited_and_known_ones_can_still_change(make_broker: Any) -> None:
     broker = make_broker("topics", "offsets", **{"plugin.offsets.max_entries": "1"})
     broker.queues.add("TBW102", 0, 100)
     offsets_of(broker).commit("g", "TBW102", 0, 5)
@@ -113,7 +113,7 @@ def test_the_file_has_rocketmqs_form_to_the_byte(broker: Any, tmp_path: Path) ->
     assert file.read_bytes() == b'{"offsetTable":{"TBW102@g":{0:5,1:7},"TBW102@h":{0:1}}}'
 
 
-def test_it_is_written_when_it_changed_and_only_then(broker: Any, tmp_path: Path) -> None:
+def test_the_offsets_file_is_written_only_after_a_change(broker: Any, tmp_path: Path) -> None:
     broker.persist()
     assert "consumerOffset.json" not in broker.env.writes
     offsets_of(broker).commit("g", "TBW102", 0, 5)

@@ -224,7 +224,7 @@ def test_transactions_have_spans_of_the_half_message_and_the_commit(
     assert attributes(collector.one("commit T"))["gantrymq.source"] == "transaction"
 
 
-def test_only_what_producers_and_the_share_sample_has_spans(
+def test_only_traces_sampled_by_the_producer_and_by_the_share_have_spans(
     collector: Collector, plugin_broker: StartPluginBroker
 ) -> None:
     broker = plugin_broker(OTEL, settings=settings(collector, sample="0.5"))

@@ -101,7 +101,7 @@ async def test_an_answer_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest
         assert await bodies(channel, query("all")) == ["d" * 1000]
 
 
-async def test_only_messages_of_the_time_asked_for_are_found(tmp_path: Path) -> None:
+async def test_only_messages_of_the_requested_time_range_are_found(tmp_path: Path) -> None:
     env = ShiftedEnv()
     async with run_broker(make_broker(tmp_path, env=env)) as broker, open_channel(broker.address) as channel:
         await put(channel, "a", "all")

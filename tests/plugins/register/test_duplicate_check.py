@@ -67,10 +67,10 @@ async def test_a_registered_broker_that_is_gone_or_silent_is_replaced(
         await mute[0].aclose()
 
 
-async def test_a_broker_that_has_a_new_address_is_no_rival_of_its_own(tmp_path: Path) -> None:
-    """The nameserver was told of it by a name that is now another one: the old one still leads to it.
+async def test_a_broker_with_a_new_address_is_no_duplicate_of_itself(tmp_path: Path) -> None:
+    """The broker is registered by its former name, which still leads to it.
 
-    Somebody else who finds it there stays away, without an end when a nameserver has taken him before.
+    Another broker that finds it there does not register, but keeps running if a nameserver accepted it before.
     """
     (port,) = free_ports()
     async with nameserver_at() as nameserver:

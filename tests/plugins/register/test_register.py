@@ -138,7 +138,7 @@ async def test_the_broker_registers_at_every_nameserver_at_its_start(
 
 
 @pytest.mark.trio
-async def test_nothing_is_said_before_the_sockets_listen(
+async def test_a_broker_does_not_register_before_its_sockets_listen(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker)
@@ -167,7 +167,7 @@ def test_registrations_are_readable_by_rocketmqs_nameservers(make_broker: Any) -
     assert (farewell.broker_addr, farewell.broker_id) == ("127.0.0.1:10911", 3)
 
 
-def test_a_topic_that_changed_or_went_is_said_so_the_next_time(make_broker: Any) -> None:
+def test_the_next_registration_has_changed_topics_and_lacks_deleted_ones(make_broker: Any) -> None:
     broker = make(make_broker)
     topics = broker.registry.get(TopicTable)
     announcement = Announcement(broker)
@@ -311,7 +311,7 @@ def test_plugins_with_the_same_registration_data_are_named(make_broker: Any) -> 
 
 
 @pytest.mark.trio
-async def test_it_registers_each_half_minute_and_soon_after_a_change(
+async def test_a_broker_registers_each_half_minute_and_soon_after_a_change(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker)
@@ -384,7 +384,7 @@ async def test_the_wait_for_a_registration_ends_by_time_or_with_the_connection(
 
 
 @pytest.mark.trio
-async def test_one_that_is_away_delays_no_other_is_logged_once_and_tried_again(
+async def test_an_unreachable_nameserver_delays_no_other_is_logged_once_and_tried_again(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker, FIRST, SECOND)
@@ -445,7 +445,9 @@ async def test_a_nameserver_that_restarted_learns_of_the_broker_at_once(
 
 
 @pytest.mark.trio
-async def test_without_nameservers_nothing_is_awaited(make_broker: Any, autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_broker_without_nameservers_does_not_wait_for_registration(
+    make_broker: Any, autojump_clock: trio.testing.MockClock
+) -> None:
     broker = make(make_broker, ";")
     async with running(broker):
         assert not await broker.registry.get(Registration).wait_first(1000.0)
@@ -566,7 +568,7 @@ async def test_an_order_that_cannot_be_read_changes_nothing(
 
 
 @pytest.mark.trio
-async def test_one_that_hangs_delays_no_word_to_the_other(
+async def test_a_hanging_nameserver_delays_no_registration_at_another(
     make_broker: Any, nameservers: dict[str, FakeNameserver], autojump_clock: trio.testing.MockClock
 ) -> None:
     broker = make(make_broker, FIRST, SECOND)

@@ -420,7 +420,7 @@ async def test_storing_can_be_switched_while_the_broker_runs(tmp_path: Path) -> 
             assert (0 if queue is None else queue.max_offset) == stored_then
 
 
-async def test_replies_are_counted_by_what_came_of_them(tmp_path: Path) -> None:
+async def test_replies_are_counted_by_result(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, channel), requesting(broker), requesting(broker, "bad", code=1):
         for client_id in ("asker", "asker", "bad"):
             await channel.call(reply(client_id))

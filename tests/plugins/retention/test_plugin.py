@@ -97,7 +97,7 @@ async def filled(data: Path, env: DiskEnv, **settings: str) -> AsyncIterator[tup
         yield broker, channel, cleaner
 
 
-async def test_old_files_go_when_asked_and_queues_begin_with_what_is_left(tmp_path: Path) -> None:
+async def test_a_requested_cleanup_deletes_expired_files_and_moves_the_start_of_queues(tmp_path: Path) -> None:
     env = DiskEnv()
     async with filled(tmp_path, env) as (broker, channel, cleaner):
         assert await cleaner.clean(asked=True) == 0, "nothing is old"
@@ -431,7 +431,7 @@ async def test_a_queue_whose_files_cannot_be_deleted_keeps_no_other_from_losing_
         assert cleaner.held.error == "[Errno 30] Read-only file system"
 
 
-async def test_asking_wakes_the_service(tmp_path: Path) -> None:
+async def test_a_cleanup_request_wakes_the_service(tmp_path: Path) -> None:
     async with filled(tmp_path, env := DiskEnv()) as (broker, _, cleaner):
         env.ahead_ms = 73 * 3_600_000
         cleaner.delete_expired()

@@ -119,7 +119,7 @@ async def test_a_dead_letter_goes_to_the_groups_own_topic_at_once(
     ("request_fields", "message_fields"),
     [({"maxReconsumeTimes": "99"}, {"j": "16"}), ({"maxReconsumeTimes": "3"}, {"j": "2"}), ({}, {"j": "15"})],
 )
-async def test_before_the_last_attempt_it_is_no_dead_letter(
+async def test_a_message_before_its_last_attempt_is_no_dead_letter(
     tmp_path: Path, request_fields: dict[str, str], message_fields: dict[str, str]
 ) -> None:
     async with broker_and_channel(tmp_path) as (broker, channel):

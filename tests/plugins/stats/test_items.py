@@ -55,7 +55,7 @@ def test_an_item_is_idle_when_nothing_came_for_a_day() -> None:
     assert item.is_idle
 
 
-def test_a_clock_that_stands_still_divides_nothing() -> None:
+def test_a_rate_without_elapsed_time_is_zero() -> None:
     item = Item()
     item.sample(START, 0)
     for _ in range(10):
@@ -123,7 +123,7 @@ def test_a_rate_is_reported_at_the_end_of_its_period() -> None:
     assert rates.runtime_info()["putTps"] == "7.0 7.0 7.0"
 
 
-def test_a_morning_notes_the_totals() -> None:
+def test_totals_are_kept_at_the_change_of_day() -> None:
     evening = int(datetime(2026, 11, 21, 23, 59, 58).timestamp() * 1000)
     rates = Rates(totals(0, 0, start=evening))
     rates.take(totals(1, 5, 1, start=evening))

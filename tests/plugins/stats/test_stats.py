@@ -125,7 +125,7 @@ async def test_a_request_without_its_fields_is_refused(bench: Bench) -> None:
     assert (await bench.channel.call(Command(315, {"statsName": "TOPIC_PUT_NUMS"}))).code == 1
 
 
-async def test_other_plugins_count_too_but_nothing_that_has_no_name(bench: Bench) -> None:
+async def test_other_plugins_count_only_known_statistics(bench: Bench) -> None:
     statistics = bench.broker.registry.get(Statistics)
     statistics.add("SNDBCK_PUT_NUMS", "orders@consumers", 3, 2)
     bench.sample()
@@ -218,7 +218,7 @@ async def test_a_deleted_topic_takes_nothing_back(bench: Bench) -> None:
     assert table["msgPutTotalTodayNow"] == "3"
 
 
-async def test_there_are_only_so_many_counters(tmp_path: Path) -> None:
+async def test_the_number_of_counters_is_limited(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path, plugin__stats__max_items="100") as (broker, _):
         statistics = broker.registry.get(Statistics)
         for number in range(200):

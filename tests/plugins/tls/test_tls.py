@@ -123,7 +123,7 @@ async def test_enforcing_refuses_plain_connections(tmp_path: Path) -> None:
         assert (await channel.call(send("T", b"x"))).code == 0
 
 
-async def test_disabled_speaks_no_tls(tmp_path: Path) -> None:
+async def test_a_broker_with_tls_disabled_accepts_no_handshake(tmp_path: Path) -> None:
     async with secured(tmp_path, plugin__tls__mode="disabled", plugin__tls__certificate="/nowhere") as broker:
         async with open_channel(broker.address) as plain:
             assert (await plain.call(send("T", b"x"))).code == 0

@@ -151,7 +151,7 @@ def test_the_brokers_own_topics_and_illegal_names_are_not_deleted(make_broker: A
     assert broker.ask(21).body == before
 
 
-def test_deleting_what_is_not_there_is_no_error(make_broker: Any) -> None:
+def test_deleting_a_missing_topic_or_group_is_no_error(make_broker: Any) -> None:
     broker = make_broker("topics")
     assert broker.ask(215, {"topic": "nothing"}).code == 0
     assert broker.ask(207, {"groupName": "nobody"}).code == 0

@@ -59,7 +59,7 @@ def test_attributes_are_kept_returned_and_there_after_a_restart(make_broker: Any
     again = make_broker("topics")
     assert attributes_of(again) == wanted
     assert set_topic(again, None, readQueueNums=9).code == 0
-    assert attributes_of(again) == wanted, "who says nothing of them leaves them"
+    assert attributes_of(again) == wanted, "a request without attributes keeps them"
     assert again.registry.get(TopicTable).get("orders").read_queue_nums == 9
 
 
@@ -171,7 +171,7 @@ def test_5_3s_fields_of_a_group_are_kept_and_returned(make_broker: Any, tmp_path
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_groups_with_what_does_not_fit_are_refused(make_broker: Any, fields: dict[str, Any], said: str) -> None:
+def test_groups_with_invalid_fields_are_refused(make_broker: Any, fields: dict[str, Any], said: str) -> None:
     broker = make_broker("topics")
     answer = set_group(broker, **fields)
     assert answer.code == 1

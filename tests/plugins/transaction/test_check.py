@@ -49,7 +49,7 @@ async def test_a_walk_begins_each_interval_and_its_slices_let_others_work(autoju
 
 
 @pytest.mark.trio
-async def test_a_walk_that_fails_does_not_keep_the_next_from_coming(autojump_clock: MockClock) -> None:
+async def test_a_failed_check_scan_does_not_stop_the_following_ones(autojump_clock: MockClock) -> None:
     strategy: Any = Walker(1)
     strategy.error = RuntimeError("on purpose")
     await run_for(200, CheckBack(strategy, 60))
@@ -67,7 +67,7 @@ async def test_cancellation_ends_the_check_scan_and_starts_no_other(autojump_clo
     assert [len(walk) for walk in strategy.times] == [3]
 
 
-def test_each_producer_of_a_group_is_asked_now_and_then_and_none_that_cannot_be() -> None:
+def test_check_backs_reach_each_reachable_producer_of_a_group_in_turn() -> None:
     producers: Any = Producers()
     check_backs = CheckBackSender(MemoryEnv(), producers)
     assert check_backs.find("orders") is None

@@ -64,7 +64,7 @@ def foreign(world: TransactedStore, topic: str, body: bytes, properties: bytes) 
 # -------------------------------------------------------------------------------------------------- what is written
 
 
-def test_a_half_message_lies_in_its_topic_with_what_it_needs_to_come_back() -> None:
+def test_a_half_message_is_stored_with_its_original_topic_and_queue() -> None:
     world = world_of()
     half = world.half(b"x", topic="Orders", queue_id=5)
     world.commit()
@@ -77,7 +77,7 @@ def test_a_half_message_lies_in_its_topic_with_what_it_needs_to_come_back() -> N
 
 
 @pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
-def test_the_note_of_an_end_is_rocketmqs(state: int) -> None:
+def test_the_op_message_of_an_end_is_rocketmqs(state: int) -> None:
     world = world_of()
     world.half(b"x")
     half = world.half(b"y")
@@ -90,7 +90,7 @@ def test_the_note_of_an_end_is_rocketmqs(state: int) -> None:
     assert ENTRY.unpack(queue.entries(0, 1))[2] == java_hash("d"), "the tag code by which RocketMQ finds it"
 
 
-def test_the_message_and_the_note_are_one_write_the_message_first() -> None:
+def test_a_committed_message_and_its_op_message_are_one_write_in_this_order() -> None:
     world = world_of()
     half = world.half(b"x")
     world.commit()
@@ -204,8 +204,8 @@ def test_check_backs_without_a_producer_are_not_counted_or_stored() -> None:
     assert properties_of(world)[-1]["TRANSACTION_CHECK_TIMES"] == "1"
 
 
-def test_time_that_the_producer_asked_for_costs_no_questions() -> None:
-    """Issue 8311: a message that wanted ten minutes was given up before it was asked about at all."""
+def test_the_immunity_time_of_a_producer_uses_up_no_check_backs() -> None:
+    """Issue 8311: RocketMQ discards a message with an immunity time of ten minutes before its first check-back."""
     world = world_of(check_max=3)
     world.producers.join()
     world.half(b"later", more=b"\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x01600")
@@ -226,8 +226,8 @@ def test_time_that_the_producer_asked_for_costs_no_questions() -> None:
     assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"now", b"later"]
 
 
-def test_nothing_is_given_up_whose_end_is_noted_however_many_notes_there_are() -> None:
-    """Issue 8311: RocketMQ decides on a message before it has read the notes, 32 at a time."""
+def test_no_ended_message_is_discarded_however_many_op_messages_there_are() -> None:
+    """Issue 8311: RocketMQ decides on a message before it has read the op messages, 32 at a time."""
     world = world_of(check_max=1)
     world.producers.join()
     halves = [world.half(b"%d" % number) for number in range(40)]
@@ -259,7 +259,7 @@ def test_an_old_message_without_producers_is_discarded() -> None:
     assert world.bodies(TRANS_CHECK_MAX_TIME_TOPIC) == [b"x"]
 
 
-def test_a_producer_whose_clock_is_wrong_has_its_time_all_the_same() -> None:
+def test_a_wrong_clock_of_the_producer_does_not_change_the_immunity_time() -> None:
     world = world_of()
     world.producers.join()
     for hours in (-5, 5):
@@ -342,7 +342,7 @@ def test_half_messages_that_delay_cleanup_are_rewritten_without_a_check_back(mon
     assert world.bodies() == [b"old"]
 
 
-def test_a_walk_asks_no_faster_than_it_may() -> None:
+def test_a_check_scan_keeps_the_rate_limit_of_check_backs() -> None:
     world = world_of(checks_per_second=100)
     producer = world.producers.join()
     for number in range(12):
@@ -358,7 +358,7 @@ def test_a_walk_asks_no_faster_than_it_may() -> None:
     assert counts == [5, 5, 2], "50 ms lie between two of them"
 
 
-def test_a_walk_that_is_given_up_keeps_what_it_did() -> None:
+def test_a_cancelled_check_scan_keeps_its_results() -> None:
     world = world_of(checks_per_second=20)
     producer = world.producers.join()
     for number in range(4):
@@ -372,10 +372,10 @@ def test_a_walk_that_is_given_up_keeps_what_it_did() -> None:
     assert [check_back.half.body for check_back in producer.take_check_backs()] == [b"0"]
     assert world.plugin.strategy.open_count == 4
     world.pass_time(INTERVAL_S)
-    assert asked(world) == [b"1", b"2", b"3", b"0"], "who was asked comes last: nothing starves"
+    assert asked(world) == [b"1", b"2", b"3", b"0"], "a message with a check-back comes last: none starves"
 
 
-def test_only_producers_that_can_take_a_question_are_asked() -> None:
+def test_only_producers_that_can_receive_a_check_back_get_one() -> None:
     world = world_of()
     gone, here = world.producers.join(), world.producers.join()
     gone.closed = True
@@ -488,7 +488,7 @@ def test_progress_waits_for_the_disk() -> None:
     assert world.offsets.query(CONSUMER, TRANS_HALF_TOPIC, 0) == 1
 
 
-def test_a_damaged_half_message_is_given_up_and_the_others_are_not() -> None:
+def test_only_a_damaged_half_message_is_given_up() -> None:
     world = world_of()
     halves = [world.half(b"%d" % number) for number in range(3)]
     world.commit()
@@ -859,7 +859,7 @@ def test_a_half_message_without_a_topic_can_be_neither_ended_nor_checked_back() 
     assert world.plugin.strategy.open_count == 2
 
 
-def test_without_room_for_the_note_the_end_counts_and_is_noted_with_the_next_walk() -> None:
+def test_an_end_without_room_for_its_op_message_counts_and_gets_one_in_a_later_scan() -> None:
     world = world_of()
     half = world.half(b"x")
     world.commit()

@@ -8,7 +8,7 @@ from gantrymq.plugins.transaction.half import table as halftable
 from gantrymq.plugins.transaction.half.table import CHUNK_OPS, COMMITTED, GONE, OPEN, REMEMBERED, ROLLED_BACK, HalfTable
 
 
-def test_it_answers_as_a_set_does() -> None:
+def test_the_table_has_the_same_open_messages_as_a_set() -> None:
     chance = random.Random(5)
     for _ in range(50):
         end = begin = chance.randrange(100)

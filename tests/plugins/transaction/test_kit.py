@@ -215,7 +215,7 @@ def test_the_store_of_a_plugin_with_its_own_strategy_passes_a_deep_check(tmp_pat
     assert [finding for finding in report.state if finding.is_damage] == []
 
 
-def test_the_kit_finds_a_walk_that_loses_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kit_finds_a_check_scan_with_wrong_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_scan, "first_offset", lambda record: record.queue_offset)
     with pytest.raises(AssertionError):
         transactionkit.an_answer_may_have_the_offsets_of_the_send("half")

@@ -122,7 +122,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def crash(self, cut: int | None) -> None:
         self.world = self.open(self.machine.kill() if cut is None else self.machine.power_cut(cut))
         self.crashes += 1
-        # Nobody was promised these: the message, or the word on it, may be there or not.
+        # These were not acknowledged: the message, or its end, may be there or not.
         self.unsure |= (set(self.halves) - self.safe_halves) | (set(self.said) - self.safe_words)
         # Nor does their producer know their offsets.
         self.halves = {body: names for body, names in self.halves.items() if body in self.safe_halves}

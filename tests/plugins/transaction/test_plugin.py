@@ -115,7 +115,7 @@ async def test_a_producer_is_asked_over_its_connection_and_answers_with_the_same
 
 
 @pytest.mark.trio
-async def test_no_answer_comes_to_who_does_not_know_and_refusals_are_rocketmqs(tmp_path: Path) -> None:
+async def test_an_unknown_outcome_gets_no_response_and_refusals_are_rocketmqs(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         half = await channel.call(send("T", b"x", properties=HALF))
         with trio.move_on_after(0.05) as silence:
@@ -189,7 +189,7 @@ async def test_a_restart_keeps_what_is_open(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
-async def test_another_strategy_is_refused_in_words_and_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+async def test_another_strategy_is_refused_and_leaves_the_store_unchanged(tmp_path: Path) -> None:
     async with broker_and_channel(tmp_path) as (_, channel):
         half = await channel.call(send("T", b"x", properties=HALF))
     with pytest.raises(ExceptionGroup) as caught, capture_logs() as logs:

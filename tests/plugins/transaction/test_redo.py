@@ -41,7 +41,7 @@ def test_entries_are_those_of_a_consume_queue_of_rocketmqs_topic() -> None:
     assert not any(data[40:])
 
 
-def test_open_is_what_was_prepared_and_not_ended() -> None:
+def test_prepared_transactions_without_an_end_are_open() -> None:
     env = MemoryEnv()
     redo = make(env)
     put_pairs(redo, 0, 40)

@@ -279,7 +279,7 @@ def test_entries_in_the_wrong_order_are_found_when_the_table_is_built_from_them(
     check(world, halves)
 
 
-def test_a_store_that_rocketmq_3_left_in_order_is_gone_on_with() -> None:
+def test_a_clean_store_of_rocketmq_3_is_continued() -> None:
     env = MemoryEnv()
     world, halves = lived(env)
     world.close()
@@ -380,7 +380,7 @@ def test_rows_of_lost_records_are_dropped_and_logged() -> None:
     assert world.bodies() == [b"last"]
 
 
-def test_another_file_size_lets_both_be_built_again() -> None:
+def test_a_changed_file_size_rebuilds_both_files() -> None:
     env = MemoryEnv()
     world, halves = lived(env)
     world.close()

@@ -183,7 +183,7 @@ def test_a_prepared_record_that_a_rebuild_could_not_read_is_still_open(
     assert world.plugin.strategy.open_count == 1
 
 
-def test_rows_that_the_log_did_not_take_give_their_numbers_back() -> None:
+def test_rows_that_the_log_refused_release_their_numbers() -> None:
     world = fresh()
 
     def refuse(batch: AppendBatch) -> None:
@@ -271,7 +271,7 @@ def test_a_returned_message_with_the_property_of_a_half_message_takes_no_row() -
     assert world.bodies() == [b"returned", b"x"]
 
 
-def test_while_the_disk_has_no_room_for_rows_none_are_taken_and_all_can_end() -> None:
+def test_a_full_disk_refuses_new_transactions_and_open_ones_can_end() -> None:
     disk = MemoryEnv()
     env = FaultEnv(disk, number=errno.ENOSPC, forever=True, kinds=("truncate",))
     world = fresh(env)

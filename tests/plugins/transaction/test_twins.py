@@ -365,10 +365,10 @@ def same_lives(steps: list[Step], host: bytes) -> None:
         assert lived(steps, host, twin, kernel) == first
 
 
-@pytest.mark.skipif(kernel_fast.KIND == "plain", reason="what is usual has no road of its own")
+@pytest.mark.skipif(kernel_fast.KIND == "plain", reason="usual requests have no fast path")
 def test_usual_ends_are_ended_by_the_compiled_twin_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def end_one(*_: object) -> None:
-        raise AssertionError("the plain road was asked")
+        raise AssertionError("the slow path was called")
 
     monkeypatch.setattr(HalfStrategy, "_end_one", end_one)
     world, halves = TransactedStore(MemoryEnv()), list[Half]()
