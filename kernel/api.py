@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Env, Waker
     from gantrymq.kernel.fast.durations import Durations
     from gantrymq.kernel.filters import FilterCompiler
-    from gantrymq.kernel.kept_rows import KeptRows
     from gantrymq.kernel.manager import PluginManager
     from gantrymq.kernel.network.connection import Connection
     from gantrymq.kernel.network.time_slices import Pace
+    from gantrymq.kernel.refusal_counts import RefusalCounts
     from gantrymq.kernel.registry import Registry
     from gantrymq.kernel.store.log.commitlog import CommitLog
     from gantrymq.kernel.store.log.record import Record
@@ -115,7 +115,7 @@ class Broker(Protocol):
         """The number of message batches that wait for the gates."""
 
     @property
-    def kept_rows(self) -> KeptRows:
+    def refusal_counts(self) -> RefusalCounts:
         """How many of the broker's own messages (due delayed messages, commits, retries) each plugin has refused."""
 
     def unacknowledged_for(self) -> float:

@@ -27,7 +27,6 @@ from gantrymq.kernel.fast import Readers
 from gantrymq.kernel.filters import FilterCompiler
 from gantrymq.kernel.guarded_filters import FilterGuards
 from gantrymq.kernel.housekeeping import maintain_disk, repair_queues, watch_deadlines
-from gantrymq.kernel.kept_rows import KeptRows
 from gantrymq.kernel.manager import PluginInfo, PluginManager
 from gantrymq.kernel.network.connection import Connection
 from gantrymq.kernel.network.requests import RequestTable
@@ -37,6 +36,7 @@ from gantrymq.kernel.observers import Observers, observe
 from gantrymq.kernel.plugin_activity import PluginActivity
 from gantrymq.kernel.plugin_faults import PluginFaults
 from gantrymq.kernel.plugin_state import PluginStates
+from gantrymq.kernel.refusal_counts import RefusalCounts
 from gantrymq.kernel.registry import Registry
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.queues.table import ConsumeQueues
@@ -92,9 +92,9 @@ class Broker:
         self.sweep = Sweep(env, config.limits, self._handle, observe_connections, self.progress)
         section = config.section(PluginsSection)
         self._faults = PluginFaults(manager, section.skip_errors, section.disable_on_error)
-        self.kept_rows = KeptRows(env.monotonic)
+        self.refusal_counts = RefusalCounts(env.monotonic)
         """Counts, by plugin, refused messages of which the broker has the only copy."""
-        self._before_append = self._faults.before_append(self.kept_rows)
+        self._before_append = self._faults.before_append(self.refusal_counts)
         self._appended = observe(manager, "appended")
         self._acked = observe(manager, "acked")
         self._states = PluginStates(manager, env, self.root, self._faults)
@@ -158,7 +158,7 @@ class Broker:
         if batch.refused < len(batch):
             self.store.append(batch)
             if batch.refused:
-                self.kept_rows.appended(batch)
+                self.refusal_counts.appended(batch)
             if batch.refused < len(batch):
                 self._strategy.appended(batch.end)
                 if self._appended is not None:

@@ -14,8 +14,8 @@ import structlog
 
 from gantrymq.kernel.batch import AppendBatch, Source
 from gantrymq.kernel.errors import LogPoisoned, PluginError, StartError, TaskFailed
-from gantrymq.kernel.kept_rows import KeptRows
 from gantrymq.kernel.manager import Guard, PluginInfo, PluginManager, did_you_mean
+from gantrymq.kernel.refusal_counts import RefusalCounts
 
 log = structlog.get_logger("gantrymq.plugins")
 
@@ -52,28 +52,28 @@ class PluginFaults:
         """Return the policy for errors of this loaded plugin in the write path and in its background tasks."""
         return self._policies[name]
 
-    def before_append(self, kept_rows: KeptRows) -> Mapping[str, Callable[[AppendBatch], object] | None]:
+    def before_append(self, counts: RefusalCounts) -> Mapping[str, Callable[[AppendBatch], object] | None]:
         """By source, the function that calls ``before_append`` of the plugins that want batches of this source.
 
-        ``kept_rows`` counts refusals, by plugins that are not shipped with GantryMQ, of rows that the broker keeps.
+        ``counts`` counts refusals, by plugins that are not shipped with GantryMQ, of rows that the broker keeps.
         Errors are handled as by :meth:`on_batches`.
         """
-        return _BySource({source: self._before_append(source, kept_rows) for source in Source.ALL})
+        return _BySource({source: self._before_append(source, counts) for source in Source.ALL})
 
-    def _before_append(self, source: str, kept_rows: KeptRows) -> Callable[[AppendBatch], object] | None:
+    def _before_append(self, source: str, counts: RefusalCounts) -> Callable[[AppendBatch], object] | None:
         hook_name = "before_append"
         others = [info.name for info in self._manager.plugins if source not in info.sources]
         takers = [info for info, _ in self._manager.implementations(hook_name) if source in info.sources]
-        guests = [info.name for info in takers if not info.is_shipped]
-        if source in Source.FROM_SENDERS or not guests:
+        third_party = [info.name for info in takers if not info.is_shipped]
+        if source in Source.FROM_SENDERS or not third_party:
             return self.on_batches(hook_name, others)
-        kept_rows.guests[source] = " or ".join(guests)
+        counts.third_party[source] = " or ".join(third_party)
         if self._manager.wrapping(hook_name) is not None:
             function = self.on_batches(hook_name, others)
-            return None if function is None else kept_rows.watch(kept_rows.guests[source], function)
+            return None if function is None else counts.watch(counts.third_party[source], function)
 
         def watch(info: PluginInfo, function: Callable[[Any], object]) -> Callable[[Any], object]:
-            return function if info.is_shipped else kept_rows.watch(info.name, function)
+            return function if info.is_shipped else counts.watch(info.name, function)
 
         return self.on_batches(hook_name, others, watch)
 

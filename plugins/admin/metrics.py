@@ -49,7 +49,7 @@ def report(metrics: Metrics, broker: Broker) -> None:
         "gantrymq_flush_latency_seconds", "How long flushes of log files to the disk (fdatasync) take, in seconds",
         BOUNDS_S, counts, seconds,
     )  # fmt: skip
-    for (plugin, source), count in broker.kept_rows.refused.items():
+    for (plugin, source), count in broker.refusal_counts.refused.items():
         metrics.counter(
             "gantrymq_plugin_refused_kept_messages_total",
             "How often a plugin refused a message that the broker keeps and tries again", count,

@@ -74,7 +74,7 @@ class PluginAdmin:
             time = activity.times.totals.get((info.name, hook))
             if time is not None:
                 hooks[hook] |= {"calls": time.calls, "rows": time.rows, "seconds": time.seconds}
-        refused = self._broker.kept_rows.refused
+        refused = self._broker.refusal_counts.refused
         found: dict[str, Any] = {
             "name": info.name,
             "version": info.version,

@@ -278,7 +278,7 @@ async def test_internal_messages_refused_by_a_plugin_are_delivered_later(
             await user.send(Message("T", b"later", **waits))
             assert (await user.receive("T")).body == b"later"
             assert user.metric("gantrymq_plugin_refused_kept_messages_total") == {("picky", source): 2}
-    logged = [line for line in lines if line["event"] == "kept_message_refused"]
+    logged = [line for line in lines if line["event"] == "own_message_refused"]
     named = [(line["plugin"], line["source"], line["topic"]) for line in logged]
     assert named == [("picky", source, "T")], "once an hour"
     assert not [line for line in lines if line["event"] == "delayed_message_lost"]
@@ -289,7 +289,7 @@ async def test_a_refused_commit_is_reported_and_checked_back_again(tmp_path: Pat
         async with using(tmp_path, install(RefuseTwice)) as user:
             await user.transaction(Message("T", b"paid"))
             assert (await user.receive("T")).body == b"paid"
-    logged = {(line["plugin"], line["source"]) for line in lines if line["event"] == "kept_message_refused"}
+    logged = {(line["plugin"], line["source"]) for line in lines if line["event"] == "own_message_refused"}
     assert logged == {("picky", Source.TRANSACTION)}
 
 

@@ -18,7 +18,7 @@ from gantrymq.remoting.rare_warnings import RareWarnings
 log = structlog.get_logger("gantrymq.plugins")
 
 
-class KeptRows:
+class RefusalCounts:
     """Counts refusals of such rows by plugins that are not shipped with GantryMQ.
 
     MESSAGE_ILLEGAL, which means that the row can never be stored, becomes SERVICE_NOT_AVAILABLE, also if the log
@@ -29,7 +29,7 @@ class KeptRows:
         """``clock`` is monotonic, in seconds (``env.monotonic``)."""
         self.refused: Counter[tuple[str, str]] = Counter()
         """The number of refused rows by plugin and source."""
-        self.guests: dict[str, str] = {}
+        self.third_party: dict[str, str] = {}
         """By source, the names of the plugins that get its rows and are not shipped with GantryMQ, as text."""
         self._warnings = RareWarnings(clock)
 
@@ -46,11 +46,11 @@ class KeptRows:
 
     def appended(self, batch: AppendBatch) -> None:
         """Count rows of ``batch`` that the log refused, because a plugin may have made them invalid."""
-        guests = self.guests.get(batch.source)
-        if guests is not None:
+        third_party = self.third_party.get(batch.source)
+        if third_party is not None:
             statuses = batch.statuses
             illegal = [row for row in range(len(batch)) if statuses[row] == ResponseCode.MESSAGE_ILLEGAL]
-            self._note(guests, batch, illegal)
+            self._note(third_party, batch, illegal)
 
     def _note(self, plugin: str, batch: AppendBatch, rows: Iterable[int]) -> None:
         statuses = batch.statuses
@@ -66,6 +66,6 @@ class KeptRows:
             topic = batch.topics[row]
             if self._warnings.is_due(f"{plugin} {batch.source} {topic}"):
                 log.warning(
-                    "kept_message_refused", plugin=plugin, source=batch.source, topic=topic, code=int(code),
+                    "own_message_refused", plugin=plugin, source=batch.source, topic=topic, code=int(code),
                     reason=reason,
                 )  # fmt: skip
