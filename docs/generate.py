@@ -292,7 +292,7 @@ READING = """\
 
 A plugin reads the log in `dispatch` as it grows, and later, in a task of its own, with the following names. Reading a
 message that is not in memory blocks the broker for the time of the disk; a task that reads many calls
-`await pace.rest()` between its steps.
+`await pace.checkpoint()` between its steps.
 
 <!-- plugin -->
 ```python
@@ -326,7 +326,7 @@ class Mirror:
                     messages = read_messages(broker.store, topic, queue_id, offset)
                     self.bodies += [record.body for record in messages.records]
                     self._offsets.commit(self.group, topic, queue_id, messages.next_offset)
-                    await pace.rest()
+                    await pace.checkpoint()
             await trio.sleep(0.1)
 ```
 """

@@ -144,7 +144,7 @@ class Broker(Protocol):
     def waker(self) -> Waker:
         """The object behind :meth:`wake`, to pass to code that needs nothing else of the broker."""
 
-    def give_way(self) -> None:
+    def yield_to_tasks(self) -> None:
         """Let other tasks run before the broker receives requests again, because clients wait for their work."""
 
     @property
@@ -158,7 +158,7 @@ class Broker(Protocol):
         """Measure each turn with requests from now on: from their receipt until the responses of the turn are sent."""
 
     def pace(self) -> Pace:
-        """Return a pace for long work: ``await pace.rest()`` between its steps lets other tasks run."""
+        """Return a pace for long work: ``await pace.checkpoint()`` between its steps lets other tasks run."""
 
     # ------------------------------------------------------------------------------------------------ start and end
 

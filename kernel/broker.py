@@ -179,7 +179,7 @@ class Broker:
     def commit_encoded(self) -> None:
         """Flush and dispatch what :meth:`append_encoded` appended; cheaper once for many calls than after each."""
         self._strategy.appended(self.log.end)
-        self.sweep.give_way()
+        self.sweep.yield_to_tasks()
         if self._acks.committed(self.log.end) > self.store.dispatched:
             self.wake()  # otherwise a gate does, when its watermark moves
 
@@ -218,9 +218,9 @@ class Broker:
         """Run the next turn soon (a watermark moved); safe to call from any thread."""
         self.sweep.wake()
 
-    def give_way(self) -> None:
+    def yield_to_tasks(self) -> None:
         """Let other tasks run before the next requests are received, because clients wait for their work."""
-        self.sweep.give_way()
+        self.sweep.yield_to_tasks()
 
     @property
     def serves_one_client(self) -> bool:
@@ -232,8 +232,8 @@ class Broker:
         return self.sweep.measure_turns()
 
     def pace(self) -> Pace:
-        """Return a pace for long work, which rests several times in each ``limits.turn_budget``."""
-        return Pace(self.env.monotonic, self.config.limits.turn_budget / SLICES, self.sweep.give_way)
+        """Return a pace for long work: its checkpoints let other tasks run, several times in ``limits.turn_budget``."""
+        return Pace(self.env.monotonic, self.config.limits.turn_budget / SLICES, self.sweep.yield_to_tasks)
 
     def stop(self) -> None:
         """Request that the broker drains and ends; safe to call from any thread."""

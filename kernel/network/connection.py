@@ -52,7 +52,7 @@ class Owner(Protocol):
     def touch(self, connection: Connection, size: int) -> None:
         """The connection has ``size`` bytes more to send."""
 
-    def give_way(self) -> None:
+    def yield_to_tasks(self) -> None:
         """Another task has work that should run soon."""
 
     def is_congested(self, connection: Connection) -> bool:
@@ -203,7 +203,7 @@ class Connection:
         if asked is not None and asked.answer is None:
             asked.answer = command
             asked.done.set()
-            self._owner.give_way()
+            self._owner.yield_to_tasks()
 
     def ended(self) -> None:
         """The connection is closed: wake tasks that wait for responses."""

@@ -113,7 +113,7 @@ class Sweep:
         self._spinning = AdaptiveWait()
         self._trial = PollingTrial()
         self._block_began = 0.0
-        self._few = self._gives_way = False
+        self._few = self._yields_to_tasks = False
         self._lone: Connection | None = None
         self._lone_turns = 0
         self.has_waiting: Callable[[], bool] = bool
@@ -185,9 +185,9 @@ class Sweep:
         """Whether a request is handled now, and this and the last turns had one each, all of one connection."""
         return self.is_handling and self._lone_turns >= LONE_TURNS
 
-    def give_way(self) -> None:
+    def yield_to_tasks(self) -> None:
         """Another task has work: do not linger the next time, so that it runs."""
-        self._gives_way = True
+        self._yields_to_tasks = True
 
     async def run(self, is_full: Callable[[], bool]) -> None:
         """Run turns until cancelled. While ``is_full()``, nothing is received, and only the waker causes the next
@@ -304,8 +304,8 @@ class Sweep:
 
     def _events(self, linger: bool) -> list[tuple[int, int]]:
         """Return the ready descriptors and event bits; lingers unless recent waits had no result."""
-        if not linger or self._gives_way:
-            self._gives_way = self._gives_way and not linger
+        if not linger or self._yields_to_tasks:
+            self._yields_to_tasks = self._yields_to_tasks and not linger
             return self._epoll.poll(0, EVENTS_A_TURN)
         if self._few and self._trial.polls and self._spinning.should_wait():
             for _ in range(SPINS):

@@ -192,18 +192,18 @@ def size_of(request: Request) -> int:
 
 
 class Pace:
-    """Lets long work pause often enough for others: ``await pace.rest()`` between its steps."""
+    """Lets long work pause often enough for others: ``await pace.checkpoint()`` between its steps."""
 
-    def __init__(self, clock: Callable[[], float], slice_s: float, give_way: Callable[[], None]) -> None:
-        """``give_way`` is called before each pause, so that the sweep does not wait long for events."""
+    def __init__(self, clock: Callable[[], float], slice_s: float, yield_to_tasks: Callable[[], None]) -> None:
+        """``yield_to_tasks`` is called before each pause, so that the sweep does not wait long for events."""
         self._clock = clock
         self._slice_s = slice_s
-        self._give_way = give_way
+        self._yield_to_tasks = yield_to_tasks
         self._until = clock() + slice_s
 
-    async def rest(self) -> None:
+    async def checkpoint(self) -> None:
         """Let other tasks run if the time slice is used up."""
         if self._clock() >= self._until:
-            self._give_way()
+            self._yield_to_tasks()
             await trio.lowlevel.checkpoint()
             self._until = self._clock() + self._slice_s

@@ -59,7 +59,7 @@ class ConsumerAdmin:
         whole = ConsumeStats({})
         pace = self._broker.pace()
         for topic in listed or topics:
-            await pace.rest()
+            await pace.checkpoint()
             if not listed and not self._is_subscribed(group, topic):
                 continue
             part = await self._stats(group, topic, pace, by_write_queues=False)
@@ -78,7 +78,7 @@ class ConsumerAdmin:
         for group in self._group_table.names():
             found = []
             for topic in self._offsets.topics_of(group):
-                await pace.rest()
+                await pace.checkpoint()
                 config = self._topics.get(topic)
                 if config is None or (ordered and not config.order) or not self._is_subscribed(group, topic):
                     continue
@@ -105,7 +105,7 @@ class ConsumerAdmin:
         queues = config.write_queue_nums if by_write_queues else config.read_queue_nums
         table = {}
         for queue_id in range(queues):
-            await pace.rest()
+            await pace.checkpoint()
             queue = self._broker.queues.get(topic, queue_id)
             offset = consumed.get(queue_id, 0)
             last = message_stored_at(self._broker.log, queue, offset - 1)

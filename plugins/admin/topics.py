@@ -69,7 +69,7 @@ class TopicAdmin:
         table = {}
         pace = self._broker.pace()
         for queue_id in range(config.write_queue_nums):
-            await pace.rest()
+            await pace.checkpoint()
             queue = self._broker.queues.get(topic, queue_id)
             offset = TopicOffset()
             if queue is not None:
@@ -92,7 +92,7 @@ class TopicAdmin:
         spans = []
         pace = self._broker.pace()
         for queue_id in range(config.write_queue_nums):
-            await pace.rest()
+            await pace.checkpoint()
             spans.append(self._time_span(header.topic, queue_id, consumed.get(queue_id, -1)))
         return request.command.answer(ResponseCode.SUCCESS, body=ConsumeTimeSpans(spans).to_bytes())
 

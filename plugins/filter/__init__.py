@@ -123,7 +123,7 @@ class FilterPlugin:
                 continue
             pace = broker.pace()
             for _ in self._update(broker):
-                await pace.rest()
+                await pace.checkpoint()
 
     def _is_due(self, now: float) -> bool:
         """Return whether subscriptions changed, expressions are unread, or entries may be old enough to delete."""

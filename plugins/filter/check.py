@@ -51,9 +51,9 @@ def check_client(compilers: Mapping[str, FilterCompiler], pace: Callable[[], Pac
                     ResponseCode.SYSTEM_ERROR,
                     f"The broker does not support consumer to filter message by {subscription.expression_type[:100]}",
                 )
-            resting = pace()
+            slices = pace()
             for _ in compile_steps(compiler, subscription.sub_string):
-                await resting.rest()
+                await slices.checkpoint()
         return request.command.answer(ResponseCode.SUCCESS)
 
     return Heavy(check)

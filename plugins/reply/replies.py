@@ -82,7 +82,7 @@ class ReplyProcessor:
                 request.answer(fault.code, fault.remark, dict(self._rules.answer_fields))
         if len(batch):
             self._broker.append(batch)
-        self._broker.give_way()  # to the tasks that push
+        self._broker.yield_to_tasks()  # that push
 
     def _take(self, batch: AppendBatch, request: Request) -> None:
         command = request.command

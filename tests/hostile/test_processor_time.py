@@ -300,14 +300,14 @@ async def test_a_long_invalid_expression_is_refused_and_its_pull_commits_nothing
 
 def test_the_check_of_a_long_expression_yields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rests = 0
-    rest = Pace.rest
+    checkpoint = Pace.checkpoint
 
     async def counted(self: Pace) -> None:
         nonlocal rests
         rests += 1
-        await rest(self)
+        await checkpoint(self)
 
-    monkeypatch.setattr(Pace, "rest", counted)
+    monkeypatch.setattr(Pace, "checkpoint", counted)
     with cluster_in_thread(tmp_path) as cluster, RawPeer(cluster.address, timeout=60) as peer:
         for text, code in (
             (DENSE["SQL92"][0], ResponseCode.SUCCESS),

@@ -167,7 +167,7 @@ class WebhookPlugin:
                     await self._post(offset)
                     self.offset = offset + size
             self.offset = batch.end
-            await pace.rest()
+            await pace.checkpoint()
 
     async def _post(self, offset: int) -> None:
         try:

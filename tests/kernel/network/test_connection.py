@@ -119,7 +119,7 @@ async def test_closing_the_connection_ends_all_waits(tmp_path: Path):
 async def test_a_response_makes_the_sweep_yield_to_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ways: list[None] = []
     async with peer_of_a_broker(tmp_path) as peer, trio.open_nursery() as nursery:
-        monkeypatch.setattr(Sweep, "give_way", lambda sweep: ways.append(None))
+        monkeypatch.setattr(Sweep, "yield_to_tasks", lambda sweep: ways.append(None))
 
         @nursery.start_soon
         async def answer() -> None:

@@ -692,7 +692,7 @@ def test_the_sweep_does_not_linger_without_a_response_or_beside_other_tasks(wait
     peer.sendall(request(1) + request(2))
     while not bench.sweep.turn():
         pass
-    bench.sweep.give_way()
+    bench.sweep.yield_to_tasks()
     bench.sweep.turn()
     waits.clear()
     bench.sweep.turn(linger=True)

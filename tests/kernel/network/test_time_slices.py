@@ -383,14 +383,14 @@ async def test_a_heavy_request_does_not_wait_for_a_reader_longer_than_the_idle_l
 async def test_long_work_yields_when_its_slice_ends() -> None:
     now, rests = 0.0, 0
 
-    def give_way() -> None:
+    def yield_to_tasks() -> None:
         nonlocal rests
         rests += 1
 
-    pace = Pace(lambda: now, 1.0, give_way)
+    pace = Pace(lambda: now, 1.0, yield_to_tasks)
     for _ in range(40):
         now += 0.25
-        await pace.rest()
+        await pace.checkpoint()
     assert rests == 10
 
 
