@@ -145,7 +145,7 @@ class Delivery(Protocol):
     def acknowledge(self, queue_offset: int) -> None:
         """Mark one message as done."""
 
-    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
+    async def send_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """Let the broker bring the message again, and mark this one as done."""
 
     async def reply(self, record: DeliveredRecord, body: bytes) -> None:
@@ -229,7 +229,7 @@ class ReceivedMessage(DeliveredRecord[V_co]):
         Raises :class:`BrokerError`, :class:`ConnectError`, :class:`NoRoute`; then the message is not done.
         :class:`ClientClosed` when the consumer is closed.
         """
-        await self._delivered().give_back(self, delay_level)
+        await self._delivered().send_back(self, delay_level)
 
     async def reply(self, body: bytes) -> None:
         """Send the reply to a message that was requested, in Python or another language; :meth:`ack` it all the same.

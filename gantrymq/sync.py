@@ -113,8 +113,8 @@ class _DeliveryAcrossThreads(DeliveryToThread):
         self._loop.ensure_open()
         self._done.append(partial(self._inner.acknowledge, queue_offset))
 
-    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
-        await self._inner.give_back(record, delay_level)
+    async def send_back(self, record: DeliveredRecord, delay_level: int) -> None:
+        await self._inner.send_back(record, delay_level)
 
     async def reply(self, record: DeliveredRecord, body: bytes) -> None:
         await self._inner.reply(record, body)
@@ -122,8 +122,8 @@ class _DeliveryAcrossThreads(DeliveryToThread):
     def reply_and_wait(self, record: DeliveredRecord, body: bytes) -> None:
         self._loop.finish(self.reply, record, body)
 
-    def give_back_and_wait(self, record: DeliveredRecord, delay_level: int) -> None:
-        self._loop.finish(self.give_back, record, delay_level)
+    def send_back_and_wait(self, record: DeliveredRecord, delay_level: int) -> None:
+        self._loop.finish(self.send_back, record, delay_level)
 
 
 class _DeliveryToWorker(_DeliveryAcrossThreads):
@@ -136,13 +136,13 @@ def _for_worker(handler: Handler, loop: Loop) -> Handler:
     def call(message: ReceivedMessage) -> Any:
         inner = message.delivery
         assert inner is not None  # set by the consumer
-        if isinstance(inner, _DeliveryToWorker):  # given back by a handler that runs still
+        if isinstance(inner, _DeliveryToWorker):  # sent back by a handler that runs still
             inner = inner.inner
         message.delivery = across = _DeliveryToWorker(inner, deque(), loop)
         try:
             return handler(message)
         finally:
-            if message.delivery is across:  # else another handler has the message, which this one gave back
+            if message.delivery is across:  # else another handler has the message, which this one sent back
                 message.delivery = inner
 
     return call
@@ -436,7 +436,7 @@ class Consumer(BlockingMember, Generic[V_co]):
 
     def next_batch(self, max: int = BATCH_MESSAGES, timeout: float | None = None) -> MessageBatch[V_co]:
         """As :meth:`gantrymq.Consumer.next_batch`."""
-        return self._loop.call(self._fetch, max, timeout, take_back=self._take_back)
+        return self._loop.call(self._fetch, max, timeout, reclaim=self._put_back)
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -505,11 +505,11 @@ class Consumer(BlockingMember, Generic[V_co]):
             message.delivery = across
         return MessageBatch(batch, self._done, self._loop)
 
-    def _take_back(self, batch: MessageBatch[V_co]) -> None:
+    def _put_back(self, batch: MessageBatch[V_co]) -> None:
         for message in batch:
             if isinstance(message.delivery, _DeliveryAcrossThreads):
                 message.delivery = message.delivery.inner
-        self._inner._take_back(batch._inner)
+        self._inner._put_back(batch._inner)
 
     async def _commit(self) -> None:
         self._hand_over()
@@ -575,7 +575,7 @@ class Reader(BlockingMember, Generic[V_co]):
     def poll(self, timeout: float | None = None, max: int = POLL_MESSAGES) -> list[DeliveredRecord[V_co]]:
         """As :meth:`gantrymq.Reader.poll`."""
         self._return_unread()
-        return self._loop.call(self._inner.poll, timeout, max, take_back=self._inner._take_back)
+        return self._loop.call(self._inner.poll, timeout, max, reclaim=self._inner._put_back)
 
     def __iter__(self) -> Iterator[DeliveredRecord[V_co]]:
         return self
@@ -616,7 +616,7 @@ class Reader(BlockingMember, Generic[V_co]):
     def _return_unread(self) -> None:
         """What was read ahead for the iteration counts as not read: the positions are those of the iteration."""
         if self._current:
-            self._loop.call(_as_coroutine(self._inner._take_back), list(self._current))
+            self._loop.call(_as_coroutine(self._inner._put_back), list(self._current))
             self._current.clear()  # not before: an interrupt would lose the messages
 
 

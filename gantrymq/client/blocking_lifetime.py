@@ -102,7 +102,7 @@ def opened_in(loop: Loop, inner: Lifetime) -> Iterator[None]:
 
     An interrupt while it begins ends it. One while it ends does not: what is enqueued is sent, what is done committed.
     """
-    loop.call(inner.start, take_back=Lifetime.close)
+    loop.call(inner.start, reclaim=Lifetime.close)
     try:
         yield
     finally:

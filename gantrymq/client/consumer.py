@@ -61,7 +61,7 @@ from gantrymq.remoting.versions import version_name
 REBALANCE_INTERVAL_SECONDS: Final = 20.0
 REBALANCE_RETRY_SECONDS: Final = 1.0
 RETRY_TOPIC_CHECKS: Final = 30
-"""How often a rebalance looks again for the group's retry topic soon, after a message was given back."""
+"""How often a rebalance looks again for the group's retry topic soon, after a message was sent back."""
 COMMIT_INTERVAL_SECONDS: Final = 5.0
 BATCH_MESSAGES: Final = 32
 SUSPEND_SECONDS: Final = 1.0
@@ -457,13 +457,13 @@ class Consumer(Lifetime, Generic[R]):
         if _is_dropped(self._current):
             self._current = []
 
-    def _take_back(self, batch: MessageBatch[R]) -> None:
+    def _put_back(self, batch: MessageBatch[R]) -> None:
         """Give the messages of ``batch`` out again, as if nobody had got them; if the queue is revoked, let them go."""
         if self._current:
             self._ready.appendleft(self._current[::-1])
             self._current = []
         for delivery, part in reversed(batch._parts):
-            if not (isinstance(delivery, Puller) and delivery.take_back(part)):
+            if not (isinstance(delivery, Puller) and delivery.put_back(part)):
                 self._ready.appendleft(list(part))
         self._arrived.set()
 
@@ -539,13 +539,13 @@ class Consumer(Lifetime, Generic[R]):
             for puller in list(self._pullers.values()):
                 self._hand_over()
                 for message in puller.expired():
-                    await self._give_back_expired(puller, message, timeout)
+                    await self._send_back_expired(puller, message, timeout)
 
-    async def _give_back_expired(self, puller: Puller[R], message: R, timeout: float) -> bool:
+    async def _send_back_expired(self, puller: Puller[R], message: R, timeout: float) -> bool:
         """Return a message whose ``consume_timeout`` is over; False where that failed and is tried again."""
         queue = puller.queue
         try:
-            await puller.give_back(message, EXPIRED_LEVEL)
+            await puller.send_back(message, EXPIRED_LEVEL)
         except GantryError as error:
             self.failed(error)
             puller.given_out(message)

@@ -16,8 +16,8 @@ class DeliveryToThread:
         """The delivery that the event loop may call."""
         raise NotImplementedError
 
-    def give_back_and_wait(self, record: DeliveredRecord, delay_level: int) -> None:
-        """As :meth:`Delivery.give_back`, for a thread."""
+    def send_back_and_wait(self, record: DeliveredRecord, delay_level: int) -> None:
+        """As :meth:`Delivery.send_back`, for a thread."""
         raise NotImplementedError
 
     def reply_and_wait(self, record: DeliveredRecord, body: bytes) -> None:
@@ -39,7 +39,7 @@ class ReceivedMessage(DeliveredRecord[V_co]):
 
     def retry(self, delay_level: int = 0) -> None:
         """As :meth:`gantrymq.ReceivedMessage.retry`."""
-        self._delivery_to_thread().give_back_and_wait(self, delay_level)
+        self._delivery_to_thread().send_back_and_wait(self, delay_level)
 
     def reply(self, body: bytes) -> None:
         """As :meth:`gantrymq.ReceivedMessage.reply`."""

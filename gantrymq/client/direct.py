@@ -27,9 +27,9 @@ class DirectDelivery:
         """The message is done."""
         self._settle("CR_SUCCESS", None)
 
-    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
+    async def send_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """Report CR_LATER. The message is not sent back, because its queue still has it."""
-        self._settle("CR_LATER", "given back with retry()")
+        self._settle("CR_LATER", "sent back with retry()")
 
     async def reply(self, record: DeliveredRecord, body: bytes) -> None:
         """An administrator has the message consumed: its requester no longer waits."""

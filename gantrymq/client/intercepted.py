@@ -239,9 +239,9 @@ class WatchedDelivery:
         self.inner.acknowledge(queue_offset)
         self._settle(True)
 
-    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
+    async def send_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """As of the delivery within."""
-        await self.inner.give_back(record, delay_level)
+        await self.inner.send_back(record, delay_level)
         self._settle(False)
 
     async def reply(self, record: DeliveredRecord, body: bytes) -> None:
@@ -292,14 +292,14 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
             if accepted:
                 return MessageBatch(accepted)
 
-    def _take_back(self, batch: MessageBatch[R]) -> None:
+    def _put_back(self, batch: MessageBatch[R]) -> None:
         for message in batch:
             if isinstance(message.delivery, WatchedDelivery):
                 message.delivery = message.delivery.inner
-        super()._take_back(MessageBatch(batch))
+        super()._put_back(MessageBatch(batch))
 
-    async def _give_back_expired(self, puller: Puller[R], message: R, timeout: float) -> bool:
-        is_sent = await super()._give_back_expired(puller, message, timeout)
+    async def _send_back_expired(self, puller: Puller[R], message: R, timeout: float) -> bool:
+        is_sent = await super()._send_back_expired(puller, message, timeout)
         delivery = message.delivery
         while is_sent and isinstance(delivery, WatchedDelivery | DeliveryToThread):
             if isinstance(delivery, WatchedDelivery):
@@ -330,7 +330,7 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
     def _keep(self, messages: Sequence[R], error: CompressorMissing) -> None:
         """Return ``messages`` to the consumer: members with the compressor, or a later start, can read them."""
         self.failed(error)
-        self._take_back(MessageBatch(messages))
+        self._put_back(MessageBatch(messages))
 
     def _refuse(self, message: R, delivery: Delivery, error: BodyError) -> None:
         outcome = self._settings.bad_bodies
@@ -347,7 +347,7 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
         pause = SEND_BACK_PAUSE_SECONDS
         while not delivery.dropped:
             try:
-                await delivery.give_back(message, delay_level)
+                await delivery.send_back(message, delay_level)
                 return
             except ClientClosed:
                 return
@@ -359,4 +359,4 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
         # another member gets the queue, and the message with it: an ordered queue waits for that
         if self.ordered:
             message.delivery = delivery
-            self._take_back(MessageBatch([message]))
+            self._put_back(MessageBatch([message]))

@@ -75,11 +75,11 @@ class QueueLocks:
         return refused
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        """Give the locks back. What fails is logged, and they are among the :meth:`others` again."""
+        """Release the locks. What fails is logged, and they are among the :meth:`others` again."""
         given = [queue for queue in queues if self._asked_at.pop(queue, None) is not None or queue in self._asking]
         self._asking.difference_update(given)
 
-        async def give_back(broker: str, held: set[MessageQueue]) -> None:
+        async def unlock(broker: str, held: set[MessageQueue]) -> None:
             try:
                 await self._call(RequestCode.UNLOCK_BATCH_MQ, held)
             except GantryError as error:
@@ -88,14 +88,14 @@ class QueueLocks:
 
         async with anyio.create_task_group() as giving:
             for broker, held in _by_broker(given).items():
-                giving.start_soon(give_back, broker, held)
+                giving.start_soon(unlock, broker, held)
 
     def others(self, needed: Set[MessageQueue]) -> set[MessageQueue]:
         """Locks that are no longer needed: the answer came too late, or a renewal overtook the release."""
         return {*self._asked_at, *self._asking} - needed
 
     async def release_all(self) -> None:
-        """Give back all locks, also those that were asked for in vain so far."""
+        """Release all locks, also those that were asked for in vain so far."""
         await self.release(self.others(set()))
 
     def forget(self, queue: MessageQueue) -> None:

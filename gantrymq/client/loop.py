@@ -36,14 +36,14 @@ class Loop:
         """Whether this process is a fork of the one in which the loop runs."""
         return os.getpid() != self._process
 
-    def call(self, function: Callable[..., Awaitable[T]], *args: Any, take_back: Callable[[T], Any] | None = None) -> T:
+    def call(self, function: Callable[..., Awaitable[T]], *args: Any, reclaim: Callable[[T], Any] | None = None) -> T:
         """The result of ``function``, which runs in the loop while this thread waits; :class:`ClientClosed`.
 
-        An interrupt of the thread (Ctrl-C) cancels it. If it has a result by then, ``take_back`` gets that, in the
+        An interrupt of the thread (Ctrl-C) cancels it. If it has a result by then, ``reclaim`` gets that, in the
         loop: a function or a coroutine function.
         """
         self.ensure_open()
-        call = _Call(function, args, take_back)
+        call = _Call(function, args, reclaim)
         try:
             return self.portal.call(call.run)
         except BaseException:
@@ -82,13 +82,13 @@ class _Call(Generic[T]):
     """A function that runs in the loop for a thread, which may be interrupted meanwhile."""
 
     def __init__(
-        self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], take_back: Callable[[T], Any] | None
+        self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], reclaim: Callable[[T], Any] | None
     ) -> None:
         self.is_abandoned = False
         """Whether the thread was interrupted, or has the function's error."""
         self._function = function
         self._args = args
-        self._take_back = take_back
+        self._reclaim = reclaim
         self._scope: anyio.CancelScope | None = None
         self._results: list[T] = []
         self._has_ended = False
@@ -96,7 +96,7 @@ class _Call(Generic[T]):
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing to cancel and nothing to take back."""
+        """Whether there is nothing to cancel and nothing to reclaim."""
         return self._has_ended and not self._results
 
     async def run(self) -> T:
@@ -104,7 +104,7 @@ class _Call(Generic[T]):
             with anyio.CancelScope() as self._scope:
                 if not self.is_abandoned:
                     result = await self._function(*self._args)
-                    if self._take_back is not None:
+                    if self._reclaim is not None:
                         self._results.append(result)
                     return result
         finally:
@@ -116,7 +116,7 @@ class _Call(Generic[T]):
         raise CancelledError
 
     async def end(self) -> None:
-        """Cancel the function, or take its result back; returns when that is done."""
+        """Cancel the function, or reclaim its result; returns when that is done."""
         if self._scope is not None and not self._has_ended:
             self._ended = anyio.Event()
             self._scope.cancel()
@@ -125,7 +125,7 @@ class _Call(Generic[T]):
 
     async def _return_result(self) -> None:
         while self._results:
-            assert self._take_back is not None  # else results are not kept
-            done = self._take_back(self._results.pop())
+            assert self._reclaim is not None  # else results are not kept
+            done = self._reclaim(self._results.pop())
             if isawaitable(done):
                 await done

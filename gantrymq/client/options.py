@@ -178,7 +178,7 @@ class ConsumerSettings:
         if timeout is not None and not timeout > 0:
             raise ValueError(f"consume_timeout {timeout} is not a time: give seconds above 0, or a timedelta")
         if timeout is not None and (ordered or broadcast):
-            raise ValueError("consume_timeout gives messages back to the broker: not with ordered or broadcast")
+            raise ValueError("consume_timeout sends messages back to the broker: not with ordered or broadcast")
         if offsets_file is not None and not broadcast:
             raise ValueError("offsets_file is for broadcast=True; other groups have their offsets in the brokers")
         strategy = NAMED.get(allocation) if isinstance(allocation, str) else allocation

@@ -91,7 +91,7 @@ class OpenTelemetry(Interceptor):
         if span is None:
             return
         if not context.acknowledged:
-            span.set_status(Status(StatusCode.ERROR, "given back"))
+            span.set_status(Status(StatusCode.ERROR, "sent back"))
         span.end()
         self._spans.pop(context.message, None)
         before = context.data.get(_BEFORE)

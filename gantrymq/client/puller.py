@@ -280,7 +280,7 @@ class Puller(Generic[R]):
             raise ClientClosed(f"the consumer of group {self._options.group} is closed: reply inside its block")
         await send_reply(self._cluster, record, body)
 
-    async def give_back(self, record: DeliveredRecord, delay_level: int) -> None:
+    async def send_back(self, record: DeliveredRecord, delay_level: int) -> None:
         """Let the broker bring a message again, and count this one as done.
 
         Without effect on a message that is done, on one that is redelivered with the one before it, on one whose queue
@@ -318,12 +318,12 @@ class Puller(Generic[R]):
             return
         self._returning[record.queue_offset] = ended = anyio.Event()
         try:
-            await self._send_back(record, delay_level)
+            await self._request_send_back(record, delay_level)
         finally:
             del self._returning[record.queue_offset]
             ended.set()
 
-    async def _send_back(self, record: DeliveredRecord, delay_level: int) -> None:
+    async def _request_send_back(self, record: DeliveredRecord, delay_level: int) -> None:
         header = SendBackHeader(
             offset=record.commit_log_offset,
             group=self._options.group,
@@ -361,7 +361,7 @@ class Puller(Generic[R]):
         if self._timeout is not None and not self._ended:
             self._given[record.queue_offset] = (anyio.current_time(), record)
 
-    def take_back(self, records: Sequence[R]) -> bool:
+    def put_back(self, records: Sequence[R]) -> bool:
         """``records`` count as not given out. Returns whether they come again through :attr:`lane`, in order."""
         for record in reversed(records):
             self._given.pop(record.queue_offset, None)

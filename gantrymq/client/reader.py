@@ -281,7 +281,7 @@ class Reader(Lifetime, Generic[R]):
         for queue, offset in offsets.items():
             await self._admin.set_consumer_offset(group, queue, offset)
 
-    def _take_back(self, batch: Sequence[R]) -> None:
+    def _put_back(self, batch: Sequence[R]) -> None:
         """Give the messages of ``batch`` out again, as if :meth:`poll` had not returned them."""
         for record in reversed(batch):
             known = self._queues.get(record.queue)

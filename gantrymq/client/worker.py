@@ -168,7 +168,7 @@ class Worker(Generic[R]):
     async def _handle(self, message: R) -> None:
         # a handler may replace it in the message, and a message that is redelivered is the same object
         attempt, given = message.reconsume_times, message.delivery
-        # a handler in a thread that gave it back may not have returned yet
+        # a handler in a thread that sent it back may not have returned yet
         delivery = cast(DeliveryToThread, given).inner if isinstance(given, DeliveryToThread) else given
         assert delivery is not None  # set by the consumer
         about = {"group": self._consumer.group, "topic": message.topic, "message_id": message.message_id}
@@ -178,18 +178,18 @@ class Worker(Generic[R]):
         except CompressorMissing as error:
             self._fail(error)
             message.delivery = delivery
-            self._consumer._take_back(MessageBatch([message]))  # not done: a member with the compressor can handle it
+            self._consumer._put_back(MessageBatch([message]))  # not done: a member with the compressor can handle it
         except RetryLater as wanted:
             log.info("message_deferred", **about, delay_level=wanted.delay_level, reason=str(wanted))
-            await self._give_back(message, delivery, wanted.delay_level)
+            await self._send_back(message, delivery, wanted.delay_level)
         except DeadLetter as reason:
             log.error("message_rejected", **about, reason=str(reason))
-            await self._give_back(message, delivery, -1)
+            await self._send_back(message, delivery, -1)
         except Exception:
             log.exception("handler_failed", **about)
-            await self._give_back(message, delivery, 0)
+            await self._send_back(message, delivery, 0)
         else:
-            if message.reconsume_times == attempt:  # else the handler has given an ordered message back itself
+            if message.reconsume_times == attempt:  # else the handler has sent an ordered message back itself
                 self._acknowledge(message, delivery)
 
     async def _call_handler(self, message: R) -> None:
@@ -210,14 +210,14 @@ class Worker(Generic[R]):
         except ClientClosed as error:
             self._fail(error)
 
-    async def _give_back(self, message: R, delivery: Delivery, delay_level: int, pause: float | None = None) -> None:
+    async def _send_back(self, message: R, delivery: Delivery, delay_level: int, pause: float | None = None) -> None:
         if delivery.dropped and pause is not None:
             # another member gets the queue, and the message with it: an ordered queue waits for that
             if self._consumer.ordered:
-                self._consumer._take_back(MessageBatch([message]))
+                self._consumer._put_back(MessageBatch([message]))
             return
         try:
-            await delivery.give_back(message, delay_level)
+            await delivery.send_back(message, delay_level)
         except ClientClosed as error:
             self._fail(error)
         except GantryError as error:
@@ -228,12 +228,12 @@ class Worker(Generic[R]):
             if not self._stopped.is_set() and self._tasks is not None:
                 # not in this place: the broker may be away for long, and other brokers' messages must not wait
                 self._tasks.start_soon(
-                    self._give_back_later, message, delivery, delay_level, pause or SEND_BACK_PAUSE_SECONDS
+                    self._send_back_later, message, delivery, delay_level, pause or SEND_BACK_PAUSE_SECONDS
                 )
         else:
             self._outages.over("send_back_failed", message.broker_name)
 
-    async def _give_back_later(self, message: R, delivery: Delivery, delay_level: int, pause: float) -> None:
+    async def _send_back_later(self, message: R, delivery: Delivery, delay_level: int, pause: float) -> None:
         with anyio.move_on_after(pause):
             await self._stopped.wait()
-        await self._give_back(message, delivery, delay_level, min(pause * 2, LONGEST_SEND_BACK_PAUSE_SECONDS))
+        await self._send_back(message, delivery, delay_level, min(pause * 2, LONGEST_SEND_BACK_PAUSE_SECONDS))

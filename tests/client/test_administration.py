@@ -154,7 +154,7 @@ async def test_administrators_can_have_a_message_consumed_directly(
     assert [message.body for message in seen] == [b"1"] * 3
     assert seen[0].queue == queue_of(broker)
     assert [result.consume_result for result in results] == ["CR_SUCCESS", "CR_LATER", "CR_LATER"]
-    assert [result.remark for result in results] == [None, "given back with retry()", "not acknowledged within 0.3 s"]
+    assert [result.remark for result in results] == [None, "sent back with retry()", "not acknowledged within 0.3 s"]
     assert not broker.seen(36)
     assert broker.offsets["g", "T", 0] == 3  # as before
 

@@ -203,10 +203,10 @@ def test_an_interrupt_after_the_result_has_come_returns_the_result(client: gantr
         taken.extend(result)
 
     taken: list[int] = []
-    for take_back in (taken.extend, take):
+    for reclaim in (taken.extend, take):
         taken.clear()
         with pytest.raises(KeyboardInterrupt):
-            Loop(Portal(), "test").call(fetch, take_back=take_back)  # type: ignore[arg-type]
+            Loop(Portal(), "test").call(fetch, reclaim=reclaim)  # type: ignore[arg-type]
         assert taken == [1]
 
 

@@ -109,7 +109,7 @@ async def test_failed_and_sent_back_messages_have_error_status(
         with pytest.raises(gantrymq.BrokerError):
             await producer.send("T", b"x")
     process, send = spans.get_finished_spans()
-    assert (process.parent, process.links, process.status.description) == (None, (), "given back")
+    assert (process.parent, process.links, process.status.description) == (None, (), "sent back")
     assert send.attributes["error.type"] == "BrokerError"
     assert not send.status.is_ok
     assert send.events[0].name == "exception"

@@ -165,7 +165,7 @@ async def test_no_pull_is_sent_while_too_many_bytes_are_fetched_ahead(
                 await cluster.broker.wait_for(11, pulls)
                 await anyio.sleep(0.05)
                 assert len(cluster.broker.seen(11)) == pulls, "three messages are fetched ahead"
-                reader._take_back(await reader.poll(max=2))  # counts as fetched ahead again
+                reader._put_back(await reader.poll(max=2))  # counts as fetched ahead again
                 assert len(await reader.poll(max=1)) == 1
             await reader.seek(Q0, 20)
             assert [int(body[:2]) for body in await poll(reader, 20)] == list(range(20, 40))

@@ -260,7 +260,7 @@ class CommitLog:
         try:
             self._put(segment, position, data)
         except NoRoom:
-            self._give_back(batch, rows)
+            self._return_queue_offsets(batch, rows)
             raise
 
     def _put(self, segment: Segment, position: int, data: bytes | memoryview) -> None:
@@ -281,10 +281,10 @@ class CommitLog:
                 raise
             # The space was reserved, but copy-on-write file systems cannot guarantee it. The part that was written must
             # not look like a record behind the end.
-            self._take_back(position, len(data))
+            self._erase_failed_write(position, len(data))
             raise NoRoom(self.segments.folder, error) from error
 
-    def _take_back(self, position: int, size: int) -> None:
+    def _erase_failed_write(self, position: int, size: int) -> None:
         """Overwrite the range of a failed write with zeros. If nothing was written, there may be no space for zeros
         either."""
         try:
@@ -293,7 +293,7 @@ class CommitLog:
             if error.errno not in NO_ROOM or self.segments.pread(position, size).strip(b"\0"):
                 raise
 
-    def _give_back(self, batch: AppendBatch, rows: range | list[int]) -> None:
+    def _return_queue_offsets(self, batch: AppendBatch, rows: range | list[int]) -> None:
         for row in reversed(rows):
             if batch.queue_offsets[row] >= 0 and not batch.sys_flags[row] & 4:
                 self._next_offsets[batch.topics[row], batch.queue_ids[row]] = batch.queue_offsets[row]

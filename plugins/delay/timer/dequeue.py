@@ -263,7 +263,7 @@ class Dequeue:
             return 0
         if units:
             self._outages.over("timed_messages_unreadable")
-        slot.give_back(keys[len(units) :])
+        slot.put_back(keys[len(units) :])
         added: list[int] = []
         dequeued = b"\x02" + TIMER_DEQUEUE_MS + b"\x01%d" % now
         for key, unit, record in zip(keys, units, records, strict=False):

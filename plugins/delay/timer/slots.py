@@ -79,12 +79,12 @@ class OpenSlot:
         del keys[-count:]
         if taken[-1] >= bound:
             first = next(number for number, key in enumerate(taken) if key >= bound)
-            self.give_back(taken[first:])
+            self.put_back(taken[first:])
             del taken[first:]
         self.delivered = True
         return taken
 
-    def give_back(self, keys: list[int]) -> None:
+    def put_back(self, keys: list[int]) -> None:
         """Put back ``keys``, the last ones that were taken."""
         self._keys.extend(reversed(keys))
 

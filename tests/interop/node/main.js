@@ -44,7 +44,7 @@ async function produce({ namesrv, topic, seed, count }) {
   print({ event: 'done' });
 }
 
-// With `refuse=N` each message is given back until it has come N times.
+// With `refuse=N` each message is sent back until it has come N times.
 async function push({ namesrv, topic, group, tags, refuse }) {
   const consumer = new Consumer({
     nameSrv: namesrv, consumerGroup: group, consumeFromWhere: 'CONSUME_FROM_FIRST_OFFSET', rebalanceInterval: 1000,
