@@ -245,7 +245,7 @@ class Replication(Protocol):
         """Why this master is fenced, since another one was promoted; empty while it is not."""
 
     @property
-    def returns(self) -> bool:
+    def returns_as_slave(self) -> bool:
         """Whether this master starts again as a slave by itself when it is fenced."""
 
     def master_is(self, broker: str, ha: str) -> None:
@@ -255,7 +255,7 @@ class Replication(Protocol):
         """``source``, a nameserver or a broker of this name, says that ``epoch`` has begun."""
 
     @property
-    def beat(self) -> float:
+    def epoch_query_interval(self) -> float:
         """The interval in which the nameservers are queried for the epoch, in seconds."""
 
     @property
@@ -283,7 +283,7 @@ class MessageIndex(Protocol):
     def last(self) -> tuple[int, int]:
         """Store timestamp (ms) and log offset of the newest message with a key; zeros without one."""
 
-    async def wait_level(self) -> None:
+    async def wait_caught_up(self) -> None:
         """Wait until all messages that were dispatched before are in the index."""
 
 

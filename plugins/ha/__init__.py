@@ -124,9 +124,9 @@ class HaPlugin:
         return self._epochs.fenced
 
     @property
-    def returns(self) -> bool:
+    def returns_as_slave(self) -> bool:
         """Whether this master starts again as a slave automatically when it is fenced."""
-        return self._epochs.returns
+        return self._epochs.returns_as_slave
 
     @property
     def refusal(self) -> str:
@@ -136,9 +136,9 @@ class HaPlugin:
         return self._epochs.fenced or (self._lease.refusal if self._config.refuse_without_lease else "")
 
     @property
-    def beat(self) -> float:
+    def epoch_query_interval(self) -> float:
         """The interval between requests to the nameservers: a third of the lease, in seconds."""
-        return self._lease.beat
+        return self._lease.query_interval
 
     @property
     def has_lease(self) -> bool:
@@ -293,7 +293,7 @@ class HaPlugin:
                 BackgroundTask("ha master", self.master.run), BackgroundTask("ha lag", lag.run),
                 BackgroundTask("vip port", VipPort(broker).run), roles,
             ]  # fmt: skip
-            if self._epochs.returns and not self._epochs.fenced:
+            if self._epochs.returns_as_slave and not self._epochs.fenced:
                 tasks.append(BackgroundTask("ha return", partial(self._return, broker)))
             return tasks
         self.slave = Slave(broker, self._config, self._master_address, self._epochs)

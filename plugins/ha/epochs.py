@@ -110,7 +110,7 @@ class Epochs:
         self.kept_from = 0
         """The offset behind which this slave's log has what its master may have acknowledged and has lost; 0 if there
         is nothing."""
-        self.returns = False
+        self.returns_as_slave = False
         """Whether the broker becomes a slave again automatically when it is fenced."""
         self.is_undecided = False
         """Whether this broker, a slave before, starts as a master and its epoch has not begun: it accepts nothing."""
@@ -126,17 +126,18 @@ class Epochs:
         """Start as a master. If the broker was a slave before, this is a promotion: :attr:`is_undecided` is set until
         :meth:`begin` is called.
 
-        If another broker was promoted since this one was the master, it is fenced if it :attr:`returns`, otherwise
-        :class:`StartError`. ``number_from`` is the file in which a promotion stored the id, if one did.
+        If another broker was promoted since this one was the master, it is fenced if it
+        :attr:`returns_as_slave`, otherwise :class:`StartError`. ``number_from`` is the file in which a promotion stored
+        the id, if one did.
         """
-        self.returns = bool(number_from) and self.slave_number is not None
+        self.returns_as_slave = bool(number_from) and self.slave_number is not None
         if self._is_new:
             self._write(FIRST, FIRST, self.of_log)
         elif self.own is None:
             self.is_undecided = True
         elif self.known.contradicts(self.own):
             reason = f"this broker was the master of epoch {self.own}, and epoch {self.known} has begun since"
-            if self.returns:
+            if self.returns_as_slave:
                 self.fenced = reason
                 return
             raise StartError(
@@ -262,7 +263,7 @@ class Epochs:
             self.fenced = f"epoch {epoch} has begun, reported by {source}; this broker was the master of epoch {mine}"
             log.error(
                 "master_fenced", reason=self.fenced, epoch=str(mine), known=str(epoch), source=source,
-                action="none: it starts again as a slave" if self.returns
+                action="none: it starts again as a slave" if self.returns_as_slave
                 else "start this broker as a slave, with a broker.id above 0",
             )  # fmt: skip
             self._raised.unpark_all()

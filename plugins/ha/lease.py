@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.ha")
 
-_BEATS: int = 3
+_QUERIES_PER_LEASE: int = 3
 """How often the nameservers are asked during one lease."""
 _SUSPENDED_S: Final = 0.5
 """By how much the wall clock must run ahead of the monotonic clock, between two looks at both, to count as a suspension
@@ -43,9 +43,9 @@ class Lease:
         """When the lease expired; None while it is valid, or before the first contact that could renew it."""
 
     @property
-    def beat(self) -> float:
+    def query_interval(self) -> float:
         """The interval between requests to the nameservers, in seconds."""
-        return self._seconds / _BEATS
+        return self._seconds / _QUERIES_PER_LEASE
 
     @property
     def refusal(self) -> str:

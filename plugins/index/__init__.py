@@ -85,7 +85,7 @@ class IndexPlugin:
         """See :class:`MessageIndex`."""
         return (0, 0) if self._index is None else self._index.last
 
-    async def wait_level(self) -> None:
+    async def wait_caught_up(self) -> None:
         """See :class:`MessageIndex`."""
         if self._follower is not None:
-            await self._follower.level.wait()
+            await self._follower.caught_up.wait()

@@ -33,7 +33,10 @@ _SCAN_ROWS = 1024
 
 
 class Follower:
-    """Runs the index of a broker. ``ready`` is set when the files are loaded, ``level`` while the index is complete."""
+    """Runs the index of a broker.
+
+    ``ready`` is set when the files are loaded, ``caught_up`` while the index is complete.
+    """
 
     def __init__(self, broker: Broker, index: IndexFiles, config: IndexConfig) -> None:
         self._broker = broker
@@ -43,7 +46,7 @@ class Follower:
         self._following = False
         self._behind = trio.Event()
         self.ready = trio.Event()
-        self.level = trio.Event()
+        self.caught_up = trio.Event()
 
     def take(self, batch: DispatchBatch) -> None:
         """Add a dispatched batch if the index follows the dispatch."""
@@ -52,7 +55,7 @@ class Follower:
             return
         if batch.start != index.position or index.failed or index.waiting_bytes > WAITING_MAX_BYTES:
             self._following = False
-            self.level = trio.Event()
+            self.caught_up = trio.Event()
             self._behind.set()
             return
         index.put(batch)
@@ -72,7 +75,7 @@ class Follower:
                     continue
                 # No await since the comparison: the next batch begins here.
                 self._following = True
-                self.level.set()
+                self.caught_up.set()
                 self._behind = trio.Event()
                 await self._behind.wait()
         finally:

@@ -33,7 +33,7 @@ UNIQUE_MESSAGES: Final = 32
 """The most messages with one unique id, regardless of the request (``defaultQueryMaxNum``)."""
 THREADS: Final = 2
 """The most searches at the same time; others wait."""
-LEVEL_WAIT_S: Final = 1.0
+CATCH_UP_WAIT_S: Final = 1.0
 """How long a search waits for an index that is being built, before it uses the existing part."""
 
 
@@ -72,8 +72,8 @@ class QueryRequests:
     async def wait_for_index(self, _request: Request) -> None:
         """Wait until the index has all earlier messages, or until it takes too long: what it has is used then."""
         if self._index is not None:
-            with trio.move_on_after(LEVEL_WAIT_S):
-                await self._index.wait_level()
+            with trio.move_on_after(CATCH_UP_WAIT_S):
+                await self._index.wait_caught_up()
 
     def _delivered(self, records: list[bytes], request: Request) -> bytes:
         """Return the records that plugins let through; only the newest if all would exceed one response."""

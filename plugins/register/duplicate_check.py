@@ -130,7 +130,7 @@ class DuplicateCheck:
             f"that of epoch {own}: start it as a slave (broker.id above 0)"
         )
         self.replication.learn_epoch(other, address)
-        if not self.has_registered and not self.replication.returns:
+        if not self.has_registered and not self.replication.returns_as_slave:
             self.lost = True
             raise StartError(text)
         raise RemoteFault(ResponseCode.SYSTEM_ERROR, text)

@@ -143,7 +143,7 @@ class Link:
             self._delay = FIRST_RETRY_S
             self.tried.set()
             until = trio.current_time() + pause
-            while await self._beat_until(min(until, next_check), channel) and trio.current_time() < until:
+            while await self._query_epochs_until(min(until, next_check), channel) and trio.current_time() < until:
                 is_lost = await self._duplicate_check.check(channel, self._timeout)
                 next_check = trio.current_time() + delays.popleft() if delays else inf
                 if next_check == inf:
@@ -157,11 +157,11 @@ class Link:
         if replication is not None and self.registered and not self._knows_epochs:
             await self._duplicate_check.check(channel, self._timeout)
 
-    async def _beat_until(self, moment: float, channel: Channel) -> bool:
+    async def _query_epochs_until(self, moment: float, channel: Channel) -> bool:
         """As :meth:`_nothing_until`; meanwhile ask often for a higher epoch: a master's lease needs the answers."""
         replication = self._duplicate_check.replication
-        beat = inf if replication is None else replication.beat
-        while await self._nothing_until(min(moment, trio.current_time() + beat), channel):
+        interval = inf if replication is None else replication.epoch_query_interval
+        while await self._nothing_until(min(moment, trio.current_time() + interval), channel):
             if trio.current_time() >= moment:
                 return True
             # First the lease, which notices here that the machine was suspended: a response to an earlier request

@@ -155,7 +155,7 @@ async def test_a_fenced_master_becomes_a_slave_with_another_id(tmp_path: Path) -
     async with run_broker(make_broker(tmp_path, settings=settings, enable=["ha"])) as master:
         ha_of(master).learn_epoch(read_epoch("7-00000001"), "a test")
         assert ha_of(master).fenced
-        assert not ha_of(master).returns
+        assert not ha_of(master).returns_as_slave
         async with open_channel(master.address) as channel:
             answer = await channel.call(Command(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerId=1\n"))
         assert answer.code == 0

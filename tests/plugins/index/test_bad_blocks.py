@@ -44,7 +44,7 @@ async def fill(path: Path) -> None:
 
 async def level(broker: Broker) -> None:
     with trio.fail_after(30):
-        await broker.registry.get(MessageIndex).wait_level()
+        await broker.registry.get(MessageIndex).wait_caught_up()
 
 
 async def query(broker: Broker, key: str) -> list[int]:

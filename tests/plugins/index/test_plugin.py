@@ -45,7 +45,7 @@ def find(broker: Broker, key: str) -> list[int]:
 async def level(broker: Broker) -> None:
     """Return once the index has all messages. Before that it may not even be loaded, and a stop writes nothing."""
     with trio.fail_after(60):
-        await broker.registry.get(MessageIndex).wait_level()
+        await broker.registry.get(MessageIndex).wait_caught_up()
 
 
 async def first_file(store: Path) -> Path:

@@ -227,11 +227,11 @@ async def test_a_query_that_waits_for_the_index_delays_no_heavy_request(
 ) -> None:
     waits, level = trio.Event(), trio.Event()
 
-    async def wait_level(self: IndexPlugin) -> None:
+    async def wait_caught_up(self: IndexPlugin) -> None:
         waits.set()
         await level.wait()
 
-    monkeypatch.setattr(requests, "LEVEL_WAIT_S", 60.0)
+    monkeypatch.setattr(requests, "CATCH_UP_WAIT_S", 60.0)
     made = make_broker(tmp_path, settings={"limits.heavy_requests": "1"})
     async with (
         run_broker(made) as broker,
@@ -239,7 +239,7 @@ async def test_a_query_that_waits_for_the_index_delays_no_heavy_request(
         open_channel(broker.address) as other,
     ):
         identity = await put(channel, "a", "k")
-        monkeypatch.setattr(IndexPlugin, "wait_level", wait_level)
+        monkeypatch.setattr(IndexPlugin, "wait_caught_up", wait_caught_up)
         found: list[str] = []
 
         async def ask() -> None:

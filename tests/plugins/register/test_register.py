@@ -645,7 +645,7 @@ class MasterReplication:
 
     fenced = ""
     has_lease = True
-    beat = 1.0
+    epoch_query_interval = 1.0
     ha_address = "127.0.0.1:10912"
     epoch = Epoch()
 
@@ -688,7 +688,7 @@ class SlaveReplication:
 
     fenced = ""
     has_lease = True
-    beat = inf
+    epoch_query_interval = inf
     ha_address = ""
 
     def __init__(self, epochs: Epochs) -> None:
