@@ -8,8 +8,8 @@ Files: ``file``, to which it appends a line of JSON for each event.
 Provides: RefusalLog, for connections that plugins refuse before a request (``tls``, ``ha``).
 RocketMQ has no counterpart.
 
-``events`` makes an event of a request, ``gantrymq.remoting.audit_recorder`` merges and counts them, ``trail`` writes
-the file.
+``events`` makes an event of a request, ``gantrymq.remoting.audit_recorder`` merges and counts them, and
+``audit_file`` writes the file.
 ``docs/howto/secure.md``.
 """
 
@@ -26,9 +26,9 @@ from gantrymq.kernel import hookimpl
 from gantrymq.kernel.batch import STORED, AppendBatch
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.tasks import BackgroundTask
+from gantrymq.plugins.audit.audit_file import AuditFile
 from gantrymq.plugins.audit.config import AuditConfig
 from gantrymq.plugins.audit.events import CLOSED, IDENTIFIED, connection_event, event_of
-from gantrymq.plugins.audit.trail import Trail
 from gantrymq.plugins.interfaces import RefusalLog, TopicTable
 from gantrymq.remoting.audit_events import Event, refused_connection
 from gantrymq.remoting.audit_recorder import Recorder
@@ -60,7 +60,7 @@ class AuditPlugin:
     _broker: Broker  # these are set by configure
     _config: AuditConfig
     _recorder: Recorder
-    _trail: Trail | None
+    _audit_file: AuditFile | None
     _warnings: RareWarnings
 
     def __init__(self) -> None:
@@ -84,10 +84,10 @@ class AuditPlugin:
         self._recorder = Recorder(broker.env.monotonic, section.interval)
         self._warnings = RareWarnings(broker.env.monotonic)
         broker.registry.provide(RefusalLog, self)
-        self._trail = Trail(broker.env, section.file) if section.file else None
-        if self._trail is not None:
+        self._audit_file = AuditFile(broker.env, section.file) if section.file else None
+        if self._audit_file is not None:
             try:
-                self._trail.open()
+                self._audit_file.open()
             except OSError as error:
                 reason = error.strerror or str(error)
                 raise StartError(f"plugin.audit.file = {section.file!r}: cannot be opened: {reason}") from None
@@ -112,7 +112,7 @@ class AuditPlugin:
         """The writer, and what reopens the file at SIGUSR1."""
         self._served = frozenset(broker.request_codes)
         tasks = [BackgroundTask("audit", self._write)]
-        if self._trail is not None and threading.current_thread() is threading.main_thread():
+        if self._audit_file is not None and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:  # which ends the process while no task runs
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             tasks.append(BackgroundTask("audit.reopen", self._reopen))
@@ -179,26 +179,26 @@ class AuditPlugin:
         finally:
             events = self._left + self._recorder.take(all_counts=True)
             self._note_loss(len(events), self._write_file(events))
-            if self._trail is not None:
-                self._trail.close()
+            if self._audit_file is not None:
+                self._audit_file.close()
 
     def _write_file(self, events: list[Event]) -> str | None:
         """Returns why it failed. Called in a worker thread, one call at a time."""
         try:
-            if self._trail is not None:
-                self._trail.write(b"".join(event.to_line() for event in events))
+            if self._audit_file is not None:
+                self._audit_file.write(b"".join(event.to_line() for event in events))
         except OSError as error:
             return error.strerror or str(error)
         return None
 
     async def _reopen(self) -> None:
-        assert self._trail is not None
+        assert self._audit_file is not None
         before = signal.getsignal(signal.SIGUSR1)
         with trio.open_signal_receiver(signal.SIGUSR1) as signals:
             async for number in signals:
                 if callable(before):  # the command's own, which the receiver has replaced, opens the log file again
                     before(number, None)
-                self._trail.reopen()
+                self._audit_file.reopen()
                 log.info("audit_file_reopened", path=self._config.file)
 
     @hookimpl

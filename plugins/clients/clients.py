@@ -12,8 +12,8 @@ import structlog
 
 from gantrymq.plugins.clients.config import ClientsConfig
 from gantrymq.plugins.clients.groups import ConsumerGroup, Group, Member
+from gantrymq.plugins.clients.live_groups import G, LiveGroups
 from gantrymq.plugins.clients.producerids import ProducerIds
-from gantrymq.plugins.clients.roster import G, Roster
 from gantrymq.remoting.bodies.clients import ConsumerData, SubscriptionData
 from gantrymq.remoting.codes import ONEWAY_FLAG, RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
@@ -39,8 +39,8 @@ class Clients:
     """Provides ``ConsumerGroups``, ``ProducerGroups``. ``changed``: groups whose members must be notified."""
 
     def __init__(self, env: Env, config: ClientsConfig) -> None:
-        self.consumers = Roster(ConsumerGroup, config.max_groups)
-        self.producers = Roster(Group, config.max_groups)
+        self.consumers = LiveGroups(ConsumerGroup, config.max_groups)
+        self.producers = LiveGroups(Group, config.max_groups)
         self._producer_ids = ProducerIds()
         self.changed: dict[str, None] = {}
         self.updated: dict[str, None] | None = None
@@ -157,11 +157,11 @@ class Clients:
 
         The client may connect again.
         """
-        rosters: tuple[Roster[Any], ...] = (self.consumers, self.producers)
+        both: tuple[LiveGroups[Any], ...] = (self.consumers, self.producers)
         found: dict[int, Connection] = {
             member.connection.id: member.connection
-            for roster in rosters
-            for group in roster.groups.values()
+            for live_groups in both
+            for group in live_groups.groups.values()
             for member in group.members.values()
             if member.client_id == client_id
         }
@@ -207,14 +207,14 @@ class Clients:
         if self.updated is not None:
             self.updated[group] = None
 
-    def _join(self, roster: Roster[G], membership: _Membership, subscriptions: int | None) -> G:
+    def _join(self, live_groups: LiveGroups[G], membership: _Membership, subscriptions: int | None) -> G:
         """Count the memory of a member, and let it join its group. ``subscriptions``: the bytes of its subscriptions;
         None leaves a known member's as they are."""
         if subscriptions is not None or membership not in self._kept:
             self._keep(membership, subscriptions or 0)
         connection_id, group, _ = membership
         try:
-            return roster.join(connection_id, group)
+            return live_groups.join(connection_id, group)
         except RemoteFault:
             self._forget(membership)
             raise

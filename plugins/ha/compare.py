@@ -55,7 +55,7 @@ ABSENT_S: Final = 30.0
 """How long a RocketMQ master must lack a record of the slave, in seconds, before the record counts as absent."""
 
 
-class Unlike(Exception):
+class NotComparable(Exception):
     """The logs cannot be compared now; the text gives the reason."""
 
 
@@ -94,13 +94,13 @@ class Comparison:
     async def check(self, address: str) -> None:
         """Return if the log's last record, and a blank behind it, are equal to the master's, or if the log is empty.
 
-        Raises :class:`Unlike`, :class:`UnrelatedStore`, :class:`Diverged`, and the errors of a call.
+        Raises :class:`NotComparable`, :class:`UnrelatedStore`, :class:`Diverged`, and the errors of a call.
         """
         self.epoch, self.epoch_start, self.master_start = self._epochs.known, None, None
         if not address:
             if not self._broker.log.end and not self._epochs.known.number:
                 return
-            raise Unlike(
+            raise NotComparable(
                 "the master's address for clients is unknown, so that records cannot be compared: "
                 "set plugin.ha.master_broker"
             )
@@ -126,7 +126,7 @@ class Comparison:
             if self._may_have_acknowledged:
                 lost = self._broker.log.end - end
                 self._epochs.note_kept(end)
-                raise Unlike(
+                raise NotComparable(
                     f"{channel.address}, whose flush is or was asynchronous, has lost {lost} bytes behind the offset "
                     f"{end}, which this slave has. Stop it and promote this slave, or empty {self._broker.root}"
                 )
@@ -168,12 +168,12 @@ class Comparison:
         return of_log is not None and of_log.epoch == self.epoch and (of_log.async_flush or not self.master_flushes)
 
     async def _wait_for_record(self, channel: Channel, offset: int) -> None:
-        """Raise :class:`Unlike` while a RocketMQ master may still return the record at ``offset`` later."""
+        """Raise :class:`NotComparable` while a RocketMQ master may still return the record at ``offset`` later."""
         now = self._broker.env.monotonic()
         if self._absent_since is None:
             self._absent_since = now
         if now - self._absent_since < ABSENT_S and await self._master_end(channel) > offset:
-            raise Unlike(f"the master does not return the record at {offset}, the last one of this log")
+            raise NotComparable(f"the master does not return the record at {offset}, the last one of this log")
 
     async def _identify(self, channel: Channel) -> None:
         """Check the master's name and cluster; a master that does not report them is accepted."""
@@ -181,7 +181,7 @@ class Comparison:
         try:
             says = read_properties(bytes(answer.body or b"")) if answer.code == ResponseCode.SUCCESS else {}
         except ValueError as error:
-            raise Unlike(f"the settings of {channel.address} cannot be read: {error}") from None
+            raise NotComparable(f"the settings of {channel.address} cannot be read: {error}") from None
         broker = self._broker
         name, cluster = says.get("brokerName", broker.name), says.get("brokerClusterName", broker.cluster)
         if (name, cluster) != (broker.name, broker.cluster):
@@ -190,7 +190,7 @@ class Comparison:
                 f"broker {broker.name!r} of the cluster {broker.cluster!r}: one of them is set wrong (plugin.ha.master)"
             )
         if says.get("brokerId", "0") != "0":
-            raise Unlike(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
+            raise NotComparable(f"{channel.address} is a slave as well, its broker.id is {says['brokerId']}")
         self._epochs.note_master_role(says.get("brokerRole", ""))
         self.master_flushes = says.get("flushDiskType") == "SYNC_FLUSH"
 
@@ -203,7 +203,7 @@ class Comparison:
         try:
             self.ticket = bytes.fromhex(ticket or "")
         except ValueError:
-            raise Unlike(f"{channel.address} returns a ticket that is not hexadecimal") from None
+            raise NotComparable(f"{channel.address} returns a ticket that is not hexadecimal") from None
 
     async def _compare_epochs(self, channel: Channel) -> None:
         """Follow a master of the same epoch, adopt a higher epoch, refuse a master of a lower epoch and notify it.
@@ -214,16 +214,16 @@ class Comparison:
         says = KVTable.from_bytes(answer.body or b"{}").table if answer.code == ResponseCode.SUCCESS else {}
         epoch, known = epoch_in(says, EPOCH_KEY), self._epochs.known
         if epoch is None and known.number:
-            raise Unlike(
+            raise NotComparable(
                 f"{channel.address} does not support epochs, and epoch {known} has begun; to follow a RocketMQ broker "
                 f"delete {self._broker.root}/{FILE} before the start"
             )
         if epoch is not None and known.outranks(epoch):
             with contextlib.suppress(ConnectError, RemoteFault, trio.TooSlowError):
                 await send_epoch(channel.address, known)  # the next comparison repeats it
-            raise Unlike(f"{channel.address} was the master of epoch {epoch}, and epoch {known} has begun")
+            raise NotComparable(f"{channel.address} was the master of epoch {epoch}, and epoch {known} has begun")
         if says.get("haFenced"):
-            raise Unlike(f"{channel.address} is no longer a master: {says['haFenced']}")
+            raise NotComparable(f"{channel.address} is no longer a master: {says['haFenced']}")
         self.epoch = known if epoch is None else epoch
         self.epoch_start = _offset_in(says, EPOCH_START_KEY)
         self.master_start = _offset_in(says, LOG_START_KEY)
@@ -235,7 +235,7 @@ class Comparison:
         try:
             return await log_end(channel)
         except RemoteFault as fault:
-            raise Unlike(fault.remark) from None
+            raise NotComparable(fault.remark) from None
 
     async def _common_end(self, channel: Channel) -> int:
         """Return the offset behind the last common record. :class:`UnrelatedStore` if there is none."""
@@ -291,7 +291,7 @@ class Comparison:
         return bytes(commit_log.view(offset, BLANK_BYTES if magic == BLANK_MAGIC else size))
 
     async def _ask(self, channel: Channel, offset: int) -> LogMatch:
-        """Compare the record with the master's. :class:`Unlike` if the master cannot decide now."""
+        """Compare the record with the master's. :class:`NotComparable` if the master cannot decide now."""
         record = await trio.to_thread.run_sync(self._record, offset)
         if self._master_compares:
             header = CompareLogHeader(offset=offset, size=len(record), digest=hashlib.sha256(record).hexdigest())
@@ -299,7 +299,7 @@ class Comparison:
             if answer.code == ResponseCode.SUCCESS:
                 match = LogMatch(read_header(CompareLogResponse, answer.ext).match)
                 if match is LogMatch.UNKNOWN:
-                    raise Unlike(
+                    raise NotComparable(
                         f"the master cannot read its log at {offset}, to compare it with this one: its log says why. "
                         "If this does not pass, promote a slave that has all, or empty this broker's folder"
                     )

@@ -15,7 +15,7 @@ import trio
 
 from gantrymq.kernel.errors import CorruptRange, NoRoom, OutOfLog, StartError
 from gantrymq.kernel.store.log.record import BadRecord, check_begun
-from gantrymq.plugins.ha.compare import Comparison, Diverged, Unlike, UnrelatedStore, master_log_start, plan_cut
+from gantrymq.plugins.ha.compare import Comparison, Diverged, NotComparable, UnrelatedStore, master_log_start, plan_cut
 from gantrymq.plugins.ha.find import find_master
 from gantrymq.plugins.ha.frames import RECORD_EXTRA_BYTES, RECORD_MAX_BYTES, REPORT, TICKET_MARK, BadFrame, Pieces
 from gantrymq.plugins.ha.streams import Link, secured
@@ -141,7 +141,7 @@ class Slave:
                 except ConnectError as error:
                     reason = str(error)
                     break
-                except (Unlike, RemoteFault, OutOfLog, CorruptRange, OSError) as error:
+                except (NotComparable, RemoteFault, OutOfLog, CorruptRange, OSError) as error:
                     reason = str(error)
                     await trio.sleep(FIRST_RETRY_S)
                 else:
@@ -186,7 +186,7 @@ class Slave:
             await trio.sleep_forever()
         except UnrelatedStore as unrelated:
             raise StartError(str(unrelated)) from None
-        except (Unlike, ConnectError, RemoteFault, OutOfLog, CorruptRange, OSError) as error:
+        except (NotComparable, ConnectError, RemoteFault, OutOfLog, CorruptRange, OSError) as error:
             return f"the logs cannot be compared: {error}"
         return ""
 

@@ -20,7 +20,7 @@ from gantrymq.kernel.api import Broker
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.metrics import Metrics
 from gantrymq.kernel.tasks import BackgroundTask
-from gantrymq.plugins.audit.trail import Trail
+from gantrymq.plugins.audit.audit_file import AuditFile
 from gantrymq.plugins.interfaces import RefusalLog, Replication, TopicTable
 from gantrymq.remoting.address import parse_address
 from gantrymq.remoting.channel import Channel, open_channel
@@ -279,13 +279,13 @@ async def test_events_that_come_while_the_last_write_runs_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, finish = threading.Event(), threading.Event()
-    write = Trail.write
+    write = AuditFile.write
 
-    def slow(trail: Trail, data: bytes) -> None:
+    def slow(file: AuditFile, data: bytes) -> None:
         if data and not began.is_set():
             began.set()
             assert finish.wait(30)
-        write(trail, data)
+        write(file, data)
 
     class Late:
         """Refuses a connection when the broker's tasks are cancelled, and then lets the write end."""
@@ -303,7 +303,7 @@ async def test_events_that_come_while_the_last_write_runs_are_written(
 
             return [BackgroundTask("late", run)]
 
-    monkeypatch.setattr(Trail, "write", slow)
+    monkeypatch.setattr(AuditFile, "write", slow)
     settings = {"plugin.audit.file": str(tmp_path / "audit.log")}
     made = make_broker(tmp_path / "store", settings=settings, enable=[AUDIT, Late()])
     async with run_broker(made) as broker, open_channel(broker.address) as channel:

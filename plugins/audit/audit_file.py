@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from gantrymq.kernel.env import Env, File
 
 
-class Trail:
+class AuditFile:
     """Appends to a file that others may move away, or truncate. Calls of :meth:`write` must not overlap."""
 
     def __init__(self, env: Env, path: str) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 G = TypeVar("G", bound=Group)
 
 
-class Roster(Generic[G]):
+class LiveGroups(Generic[G]):
     """Groups by name. A group exists while it has members."""
 
     def __init__(self, make: Callable[[str], G], max_groups: int) -> None:
