@@ -49,7 +49,7 @@ def counted(module, name):
     setattr(module, name, call)
 
 for name in (
-    "create_durably", "write_durably", "move", "exchange", "set_aside", "remove", "sync_folder", "sync_folders"
+    "create_durably", "write_durably", "move", "exchange", "move_away", "remove", "sync_folder", "sync_folders"
 ):
     counted(disk, name)
 counted(folder_destination, "check_file")

@@ -530,7 +530,7 @@ class Killed(BaseException):
 
 
 STEPS = (
-    "create_durably", "write_durably", "move", "exchange", "set_aside", "remove", "sync_folder", "sync_folders",
+    "create_durably", "write_durably", "move", "exchange", "move_away", "remove", "sync_folder", "sync_folders",
     "check_file",
 )  # fmt: skip
 
@@ -697,7 +697,7 @@ def test_a_compaction_stopped_at_any_step_is_completed_or_discarded(
                 break
         assert rows(export_files(folder)) == orders.everything("orders"), happened
         shown, everything = rows(visible(folder)), orders.everything("orders")
-        assert shown == everything or (not at_once and happened[-1] == "set_aside" and shown < everything), happened
+        assert shown == everything or (not at_once and happened[-1] == "move_away" and shown < everything), happened
         orders.fill(1)
         go(orders, folder)
         assert rows(visible(folder)) == rows(export_files(folder)) == orders.everything("orders"), happened

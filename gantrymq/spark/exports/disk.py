@@ -50,11 +50,11 @@ def exchange(fresh: Path, shown: Path) -> None:
     it was and ``shown`` is missing.
     """
     if not _exchange_at_once(fresh, shown):
-        set_aside(shown, fresh)
+        move_away(shown, fresh)
         move(fresh, shown)
 
 
-def set_aside(path: Path, beside: Path) -> None:
+def move_away(path: Path, beside: Path) -> None:
     """Move a folder, if it is there, to a new name beside another path."""
     beside.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):

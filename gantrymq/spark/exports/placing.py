@@ -42,7 +42,7 @@ def show(folder: ExportFolder, manifest: Manifest) -> None:
         shown, fresh = folder.path / name, work / name
         added = [folder.path / file.path for file in manifest.added if file.path.startswith(f"{name}/")]
         if not added:
-            disk.set_aside(shown, fresh)
+            disk.move_away(shown, fresh)
         elif not all(path.exists() for path in added):
             if shown.exists():
                 disk.exchange(fresh, shown)

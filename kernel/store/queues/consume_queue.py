@@ -83,7 +83,7 @@ class ConsumeQueue:
         """The log offset behind the last record that has an entry here."""
         self._fillers = range(0)
         """The queue offsets of the fillers at the end; outdated if entries were added behind them."""
-        self.is_set_aside = False
+        self.needs_rebuild = False
         """Whether damaged files were found and deleted, so that the whole log has to be read again."""
         self.corrected_for = 0
         """The log's first offset when ``min_offset`` was set last."""
@@ -104,7 +104,7 @@ class ConsumeQueue:
             if isinstance(error, OSError) and error.errno != EIO:
                 raise
             log.error("consume_queue_rebuilt", path=self.folder, reason=str(error))
-            self.is_set_aside = True
+            self.needs_rebuild = True
             self._segments.close()
             self._env.rmtree(self.folder)
             self._segments = self._make_segments()

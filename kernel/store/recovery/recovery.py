@@ -102,7 +102,7 @@ class Recovery:
         plan = self._plan_from_marks(self._marks) if self._marks is not None else self._plan_without_marks()
         if replay_from is not None:
             plan.start = min(plan.start, self._record_start(max(replay_from, self._segments.start)))
-        if any(queue.is_set_aside for queue in self._queues):
+        if any(queue.needs_rebuild for queue in self._queues):
             plan.start = self._segments.start
         start = plan.start
         self._sync_from(start)

@@ -238,38 +238,39 @@ class TimerFiles:
 
     def _begin_again(self, rebuild: Rebuild, now: int) -> None:
         self.close()
-        aside = f"{self._root}/lost+found"
-        self._env.mkdirs(aside)
+        lost_and_found = f"{self._root}/lost+found"
+        self._env.mkdirs(lost_and_found)
         paths = [f"{self.log.folder}/{name}" for name in self._env.listdir(self.log.folder)]
         for path in [path for path in (self.wheel.path, *paths) if self._env.exists(path)]:
-            self._set_aside(path, f"{aside}/{path[len(self._root) + 1 :].replace('/', '-')}")
+            self._move_to_lost_and_found(path, f"{lost_and_found}/{path[len(self._root) + 1 :].replace('/', '-')}")
         self.log = TimerLog(self._env, self.log.folder, f"{self._root}/staging", self.sizes.file_bytes)
         self.log.open()
         self.wheel.create({})
         self.rebuild = None
         if rebuild.queue_offset:
-            self.rebuild = attrs.evolve(rebuild, late=self._late(aside, rebuild.read_ms))
+            self.rebuild = attrs.evolve(rebuild, late=self._late(lost_and_found, rebuild.read_ms))
         self.low = 0
         self._overdue.clear()
         self._marks_from = 0
         # Overdue messages go into the first slot.
         self.read_ms, self.queue_offset, self.newest = floor(now), rebuild.start, NOWHERE
 
-    def _set_aside(self, path: str, target: str) -> None:
+    def _move_to_lost_and_found(self, path: str, target: str) -> None:
         """Move a file to a free name: a rebuild that was interrupted needs the files of the first attempt."""
         if self._env.exists(target):
             target = free_name(self._env, target)
         self._env.rename(path, target)
-        log.warning("timer_file_set_aside", path=target)
+        log.warning("timer_file_moved_to_lost_and_found", path=target)
 
-    def _late(self, aside: str, read_ms: int) -> frozenset[int]:
+    def _late(self, lost_and_found: str, read_ms: int) -> frozenset[int]:
         """Return the log offsets of messages that wait from ``read_ms`` on and may have been due before.
 
-        Files are here as :meth:`_set_aside` moves them, and whole folders as a repair of the store does. Older ones may
-        be among them, but all their slots are over.
+        Files are here as :meth:`_move_to_lost_and_found` moves them, and whole folders as a repair of the store does.
+        Older ones may be among them, but all their slots are over.
         """
         late: set[int] = set()
-        moved = [f"{aside}/{name}" for name in self._env.listdir(aside) if name.startswith("timerlog")]
+        names = [name for name in self._env.listdir(lost_and_found) if name.startswith("timerlog")]
+        moved = [f"{lost_and_found}/{name}" for name in names]
         for path in moved:
             if self._env.is_dir(path):
                 moved += [f"{path}/{name}" for name in self._env.listdir(path)]

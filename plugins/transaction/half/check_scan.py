@@ -187,7 +187,7 @@ class HalfScan:
             self._add_step(part, _Step(record.queue_offset, record, None, is_copy=True))
 
     def _discard(self, part: _Slice, record: Record, reason: str) -> None:
-        log.error("transaction_put_aside", queue_offset=record.queue_offset, at=record.offset, reason=reason)
+        log.error("half_message_discarded", queue_offset=record.queue_offset, at=record.offset, reason=reason)
         add_discarded(part.batch, record)
         self._add_step(part, _Step(record.queue_offset, record, None, is_copy=False))
 
@@ -218,7 +218,7 @@ class HalfScan:
             if step.is_copy:
                 table.moved[first] = batch.queue_offsets[2 * number]
             else:
-                table.put_aside(first)
+                table.discard(first)
             table.close(step.offset, GONE)
             if is_written(batch, 2 * number + 1):
                 table.noted(batch.queue_offsets[2 * number + 1], step.offset)

@@ -213,7 +213,7 @@ class HalfStrategy:
     def _has_no_outcome(self, ending: Ending, first: int, current: int) -> bool:
         """Return whether a closed transaction can still be ended: discarded ones can be committed, and those whose half
         message was lost can have any outcome."""
-        return current in self._table.lost or (ending.is_commit and first in self._table.aside)
+        return current in self._table.lost or (ending.is_commit and first in self._table.discarded)
 
     def _current(self, record: Record, first: int) -> int:
         """Return the half message as which the transaction of ``record``, which began as ``first``, continues."""
@@ -270,12 +270,12 @@ class HalfStrategy:
                 table.unnoted.append(current)
                 table.close(current, COMMITTED)
                 ended[current] = ending
-        if table.moved or table.aside or table.lost:
+        if table.moved or table.discarded or table.lost:
             for current, ending in ended.items():
                 table.recover_lost(current, COMMITTED if ending.is_commit else ROLLED_BACK)
                 began = first_offset(ending.record)
                 table.moved.pop(began, None)
-                table.aside.pop(began, None)
+                table.discarded.pop(began, None)
 
     # ----------------------------------------------------------------------------------------------------- progress
 

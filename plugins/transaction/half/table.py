@@ -28,8 +28,8 @@ class HalfTable:
         self._ended = 0
         self.moved: dict[int, int] = {}
         """The copy as which an open transaction continues, by its first offset."""
-        self.aside: dict[int, None] = {}
-        """The first offsets of recently discarded transactions, which can still be committed; see :meth:`put_aside`."""
+        self.discarded: dict[int, None] = {}
+        """The first offsets of recently discarded transactions, which can still be committed; see :meth:`discard`."""
         self.lost: dict[int, None] = {}
         """The half messages that were closed because they are damaged. Their transactions have no outcome and can
         still be ended, if the half message that the producer names can be read; see :meth:`lose`."""
@@ -104,12 +104,12 @@ class HalfTable:
         if self._base in ended:
             self._advance()
 
-    def put_aside(self, first: int) -> None:
-        """Record that the transaction that began as ``first`` is discarded, in :attr:`aside`."""
+    def discard(self, first: int) -> None:
+        """Record that the transaction that began as ``first`` is discarded, in :attr:`discarded`."""
         self.moved.pop(first, None)
-        if len(self.aside) >= REMEMBERED:
-            del self.aside[next(iter(self.aside))]
-        self.aside[first] = None
+        if len(self.discarded) >= REMEMBERED:
+            del self.discarded[next(iter(self.discarded))]
+        self.discarded[first] = None
 
     def lose(self, offset: int) -> None:
         """Close a half message that is damaged, and record it in :attr:`lost`."""

@@ -142,7 +142,7 @@ class StateScan:
         log.info("transaction_asked", group=group, row=number, peer=connection.address)
 
     def _discard(self, record: Record, reason: str) -> bool:
-        log.error("transaction_put_aside", row=record.queue_offset, at=record.offset, reason=reason)
+        log.error("half_message_discarded", row=record.queue_offset, at=record.offset, reason=reason)
         batch = AppendBatch(source=Source.TRANSACTION)
         add_discarded(batch, record)
         batch.tie_next_to(0)

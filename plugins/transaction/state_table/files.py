@@ -134,7 +134,7 @@ class StateFiles:
             if self.table.end != marks.rows:
                 raise StoreDamaged(f"the state table ends with row {self.table.end} instead of {marks.rows}")
         except StoreDamaged as error:
-            self._set_aside(self.table.folder, "the state table is built again from the redo log", error)
+            self._move_to_lost_and_found(self.table.folder, "the state table is built again from the redo log", error)
             return False
         return True
 
@@ -151,13 +151,13 @@ class StateFiles:
         self.position = self._store.dispatched
 
     def _begin_anew(self, error: StoreDamaged) -> None:
-        self._set_aside(self.folder, "redo log and state table are built again from the log", error)
+        self._move_to_lost_and_found(self.folder, "redo log and state table are built again from the log", error)
         self.position = self._store.log.min_offset
         self._vouched = StateMarks(self.position, 0, self._vouched.rows, 0)
 
-    def _set_aside(self, folder: str, what: str, error: StoreDamaged) -> None:
+    def _move_to_lost_and_found(self, folder: str, what: str, error: StoreDamaged) -> None:
         kept = free_name(self._env, f"{self._store.root}/lost+found/{folder.rpartition('/')[2]}")
-        log.error("state_files_set_aside", path=folder, kept=kept, reason=str(error), then=what)
+        log.error("state_files_moved_to_lost_and_found", path=folder, kept=kept, reason=str(error), then=what)
         self.redo.close()
         self.table.close()
         if self._env.is_dir(folder):

@@ -24,6 +24,7 @@ TABLE = "store/transaction/statetable/00000000000000000000"
 REDO = "store/transaction/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0/00000000000000000000"
 MARKS = "store/gantrymq.transaction"
 NAMES = [b"open", b"done", b"undone", b"later"]
+MOVED = "state_files_moved_to_lost_and_found"
 
 
 def strategy_of(world: TransactedStore) -> StateTableStrategy:
@@ -213,13 +214,13 @@ def damaged(path: str, at: int, data: bytes) -> Any:
 
 
 DAMAGE = {
-    "a row that cannot be": (damaged(TABLE, 2 * UNIT + 20, b"\xff"), "state_files_set_aside"),
-    "a table cut short": (lambda env: env.open(TABLE).truncate(100), "state_files_set_aside"),
-    "a table that is missing": (lambda env: env.rmtree("store/transaction/statetable"), "state_files_set_aside"),
-    "a redo log cut short": (lambda env: env.open(REDO).truncate(100), "state_files_set_aside"),
-    "a redo log that ends early": (damaged(REDO, 60, bytes(100)), "state_files_set_aside"),
-    "a redo log that is missing": (lambda env: env.rmtree("store/transaction/redolog"), "state_files_set_aside"),
-    "all of it missing": (lambda env: env.rmtree("store/transaction"), "state_files_set_aside"),
+    "a row that cannot be": (damaged(TABLE, 2 * UNIT + 20, b"\xff"), MOVED),
+    "a table cut short": (lambda env: env.open(TABLE).truncate(100), MOVED),
+    "a table that is missing": (lambda env: env.rmtree("store/transaction/statetable"), MOVED),
+    "a redo log cut short": (lambda env: env.open(REDO).truncate(100), MOVED),
+    "a redo log that ends early": (damaged(REDO, 60, bytes(100)), MOVED),
+    "a redo log that is missing": (lambda env: env.rmtree("store/transaction/redolog"), MOVED),
+    "all of it missing": (lambda env: env.rmtree("store/transaction"), MOVED),
     "marks that cannot be read": (lambda env: env.replace(MARKS, b"{}"), "state_marks_unreadable"),
     "marks that are no numbers": (
         lambda env: env.replace(MARKS, json.dumps(dict.fromkeys(["offset", "entries", "rows"], "x")).encode()),
@@ -273,7 +274,7 @@ def test_entries_in_the_wrong_order_are_found_when_the_table_is_built_from_them(
     env = env.kill()
     damaged(REDO, 20, struct.pack(">qiq", 10**6, 50, -1))(env)
     world, loaded, errors = start(env)
-    assert errors == ["state_files_set_aside"]
+    assert errors == [MOVED]
     assert env.exists(f"store/lost+found/transaction.1/{REDO.removeprefix('store/transaction/')}")
     assert loaded["open"] == 2
     check(world, halves)
@@ -296,7 +297,7 @@ def test_a_store_that_rocketmq_3_did_not_stop_cleanly_is_read_completely() -> No
     env = env.kill()
     env.unlink(MARKS)
     world, loaded, errors = start(env)
-    assert (loaded["rebuilt"], loaded["open"], errors) == (True, 2, ["state_files_set_aside"])
+    assert (loaded["rebuilt"], loaded["open"], errors) == (True, 2, [MOVED])
     check(world, halves)
 
 
@@ -385,5 +386,5 @@ def test_a_changed_file_size_rebuilds_both_files() -> None:
     world, halves = lived(env)
     world.close()
     world, loaded, errors = start(env, file_rows=128)
-    assert (loaded["rebuilt"], loaded["open"], errors) == (True, 2, ["state_files_set_aside"])
+    assert (loaded["rebuilt"], loaded["open"], errors) == (True, 2, [MOVED])
     check(world, halves)

@@ -329,7 +329,7 @@ def lived(steps: list[Step], host: bytes, twin: Any, kernel: Any) -> Any:
         strategy = world.plugin.strategy
         assert isinstance(strategy, HalfStrategy)
         table = strategy._table
-        counts = (strategy.open_count, strategy.floor(), table.base, table.ops_done(), table.moved, table.aside)
+        counts = (strategy.open_count, strategy.floor(), table.base, table.ops_done(), table.moved, table.discarded)
         world.close()
         return seen, stored, counts
 
