@@ -107,7 +107,7 @@ class Watcher:
         try:
             await self._read_members()
         except StoreUnavailable as error:
-            self._not_kept(error)
+            self._report_store_error(error)
         asked_at = self._clock()
         try:
             rows = await self._query_brokers(self._asked_besides(), (), self._rules.response_timeout)
@@ -124,11 +124,11 @@ class Watcher:
         try:
             await self._judge(rows, asked_at)
         except (StoreUnavailable, LockLost) as error:
-            self._not_kept(error)
+            self._report_store_error(error)
 
-    def _not_kept(self, error: Exception) -> None:
+    def _report_store_error(self, error: Exception) -> None:
         if self._has_changed("store", str(error)):
-            log.warning("members_not_kept", broker=self._name, reason=str(error))
+            log.warning("slave_list_unavailable", broker=self._name, reason=str(error))
 
     def _asked_besides(self) -> Mapping[str, int]:
         known = dict(self._members.slaves)

@@ -58,8 +58,8 @@ class Notices:
             try:
                 async with open_channel(address) as channel:
                     await channel.send_oneway(Command(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header.to_ext()))
-                log.info("minimum_id_sent", broker=change.name, address=address, minimum=change.broker_id)
+                log.info("minimum_broker_id_notice_sent", broker=change.name, address=address, minimum=change.broker_id)
             except (ConnectError, ValueError) as error:  # ValueError: the registered text is not an address
-                log.info("minimum_id_not_sent", address=address, reason=str(error)[:200])
+                log.info("minimum_broker_id_notice_not_sent", address=address, reason=str(error)[:200])
         if wait.cancelled_caught:
-            log.info("minimum_id_not_sent", address=address, reason="no connection in time")
+            log.info("minimum_broker_id_notice_not_sent", address=address, reason="no connection in time")

@@ -267,4 +267,4 @@ class HalfScan:
         # As in RocketMQ's check-backs, because its brokers store the copy without waiting.
         properties = replace_properties(record.properties, {WAIT: b"false"})
         self._check_backs.ask(connection, attrs.evolve(record, topic=topic, queue_id=queue_id, properties=properties))
-        log.debug("transaction_asked", group=group, queue_offset=record.queue_offset, peer=connection.address)
+        log.debug("transaction_check_sent", group=group, queue_offset=record.queue_offset, peer=connection.address)

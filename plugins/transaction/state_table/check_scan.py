@@ -139,7 +139,7 @@ class StateScan:
         self._check_backs.ask(connection, record)
         self._asked[number] = self._asked.get(number, 0) + 1
         self._has_asked = True
-        log.info("transaction_asked", group=group, row=number, peer=connection.address)
+        log.debug("transaction_check_sent", group=group, row=number, peer=connection.address)
 
     def _discard(self, record: Record, reason: str) -> bool:
         log.error("half_message_discarded", row=record.queue_offset, at=record.offset, reason=reason)

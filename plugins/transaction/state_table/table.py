@@ -209,7 +209,7 @@ class StateTable:
     def _change(self, data: bytearray, at: int, number: int, log_offset: int, state: int) -> None:
         found = StateRow(*ROW.unpack_from(data, at))
         if found.log_offset != log_offset:
-            log.error("state_row_of_another", row=number, log_offset=log_offset, found=found.log_offset)
+            log.error("state_row_mismatch", row=number, log_offset=log_offset, found=found.log_offset)
         elif found.state == PREPARED:
             struct.pack_into(">i", data, at + _STATE_AT, state)
             self.open_count -= 1
