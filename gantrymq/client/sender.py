@@ -208,7 +208,7 @@ class Sender:
                     raise
                 sent = error.code != ResponseCode.SYSTEM_BUSY  # the broker has not tried: wait until it takes some
                 needed = now() - began
-                if error.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # as a deposed master answers
+                if error.code == ResponseCode.SERVICE_NOT_AVAILABLE:  # as a fenced master answers
                     self._faults.failed(target.broker_name)
                     queues = await self._renew(outgoing.topic, queues, deadline)
             except (ConnectError, NoRoute, TimeoutError) as error:

@@ -29,7 +29,7 @@ log = structlog.get_logger("gantrymq.failover")
 
 ATTEMPTS_MIN: Final = 2
 READ_S: Final = 10.0
-"""The interval in which the watcher reads the members from the store and polls a deposed master."""
+"""The interval in which the watcher reads the members from the store and polls the former master."""
 
 PATIENCE_MAX: Final = 4
 """The upper limit of a slave's time to answer while the master is lost, in units of ``response_timeout``."""
@@ -82,8 +82,8 @@ class Watcher:
         self._read_next = 0.0
         self._epoch = 0
         """The epoch of the last master that was seen or promoted."""
-        self._deposed = ""
-        self._ask_deposed_at = 0.0
+        self._former_master = ""
+        self._ask_former_master_at = 0.0
         self._master = ""
         self._silent_since: float | None = None
         self._attempts = 0
@@ -135,9 +135,9 @@ class Watcher:
         master = self._master or self._members.master
         if master:
             known[master] = 0
-        if self._deposed and self._clock() >= self._ask_deposed_at:  # the nameserver no longer has it
-            self._ask_deposed_at = self._clock() + READ_S
-            known.setdefault(self._deposed, 0)
+        if self._former_master and self._clock() >= self._ask_former_master_at:  # the nameserver no longer has it
+            self._ask_former_master_at = self._clock() + READ_S
+            known.setdefault(self._former_master, 0)
         return known
 
     async def _read_members(self) -> None:
@@ -149,7 +149,7 @@ class Watcher:
         stored = self._members.master
         if stored and stored != self._master:
             # The last holder may have promoted it just now, so it may still be on its way back.
-            self._deposed, self._master = self._master, stored
+            self._former_master, self._master = self._master, stored
             self._silent_since, self._attempts = None, 0
             self._grace_until = self._clock() + self._rules.promoted_timeout
 
@@ -164,16 +164,16 @@ class Watcher:
 
     async def _judge(self, rows: Sequence[Row], asked_at: float) -> None:
         for row in rows:
-            if row["address"] == self._deposed and row["role"] not in (UNREACHABLE, REFUSING, FENCED):
-                self._deposed = ""
+            if row["address"] == self._former_master and row["role"] not in (UNREACHABLE, REFUSING, FENCED):
+                self._former_master = ""
             if row["role"] == FENCED and self._has_changed(f"fenced {row['address']}", str(row["epoch"])):
                 log.warning(
-                    "deposed_master_found", broker=self._name, address=row["address"], epoch=row["epoch"],
+                    "fenced_master_found", broker=self._name, address=row["address"], epoch=row["epoch"],
                     action="start it as a slave, with a broker.id above 0",
                 )  # fmt: skip
         masters = [row for row in rows if row["id"] == 0 and row["role"] not in (UNREACHABLE, FENCED)]
-        masters = [row for row in masters if row["role"] != REFUSING or row["address"] != self._deposed]
-        # A deposed master may not have learned of it yet while the promoted one is still starting.
+        masters = [row for row in masters if row["role"] != REFUSING or row["address"] != self._former_master]
+        # A former master may not have learned of it yet while the promoted one is still starting.
         masters = [row for row in masters if row["epoch"] is None or _number_of(row) >= self._epoch]
         if masters:
             await self._has_master(max(masters, key=_number_of), rows)
@@ -337,7 +337,7 @@ class Watcher:
         )  # fmt: skip
         self._grace_until = self._clock() + self._rules.promoted_timeout
         slaves = {address: number for address, number in members.slaves.items() if address != promoted.address}
-        self._deposed = lost
+        self._former_master = lost
         self._epoch = 0 if promoted.epoch is None else promoted.epoch.number
         self._members, self._master = Members(promoted.address, slaves, promoted.end), promoted.address
         self._last_reported.pop("lost", "")

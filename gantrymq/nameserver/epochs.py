@@ -3,7 +3,7 @@
 Namespace ``GANTRYMQ_EPOCHS``, key ``NAME@CLUSTER``. Before a broker with an empty store takes an old name, delete its
 key: ``mqadmin deleteKvConfig -s GANTRYMQ_EPOCHS -k NAME@CLUSTER``.
 
-An epoch holds as soon as it is reported; a nameserver whose disk is full or slow refuses a deposed master, too.
+An epoch holds as soon as it is reported; a nameserver whose disk is full or slow refuses a former master, too.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class Requests:
         known = None if said is None else self._epochs.learn(identity, said)
         if said is not None and known is not None and not identity.broker_id and known.contradicts(said):
             if self._routes.unregister(identity):
-                log.warning("deposed_master_refused", **_fields(identity), epoch=str(said), known=str(known))
+                log.warning("fenced_master_refused", **_fields(identity), epoch=str(said), known=str(known))
             return request.answer(ResponseCode.SUCCESS, ext={EPOCH_FIELD: str(known)})
         new = self._routes.data_version(identity.address) is None
         result = await _in_steps(
@@ -266,8 +266,8 @@ class Requests:
         identity = BrokerIdentity(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
         said = epoch_in(request.ext)
         highest = None if said is None else self._epochs.learn(identity, said)
-        is_deposed = said is not None and highest is not None and not identity.broker_id and highest.contradicts(said)
-        if not (changed or is_deposed):
+        is_fenced = said is not None and highest is not None and not identity.broker_id and highest.contradicts(said)
+        if not (changed or is_fenced):
             self._routes.renew(header.broker_addr)
         response = success(request, DataVersionResponse(changed=changed), known)
         if highest is not None:

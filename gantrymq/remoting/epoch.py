@@ -52,7 +52,7 @@ class Epoch:
         return f"{self.number}-{self.token}"
 
     def outranks(self, other: Epoch) -> bool:
-        """Whether a master of the epoch ``other`` is deposed by this one."""
+        """Whether this epoch fences a master of the epoch ``other``."""
         return self.number > other.number
 
     def contradicts(self, other: Epoch) -> bool:

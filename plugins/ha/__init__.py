@@ -17,7 +17,7 @@ progress of slaves for acknowledgments, ``compare`` checks that a slave's log is
 answers these checks, ``tables`` fetches the master's tables, ``progress`` holds its progress until this log has reached
 it, ``marks`` records it for a log that is cut, ``timer_progress`` fetches its timer's checkpoint, ``find`` and
 ``master_address`` find the master, ``epochs`` records promotions, ``lease`` expires without contact, ``fencing`` makes
-a deposed master refuse messages, ``deposed`` makes it a slave again, ``role`` changes the role, ``vip`` serves
+a former master refuse messages, ``demotion`` makes it a slave again, ``role`` changes the role, ``vip`` serves
 RocketMQ's slaves, ``status``, ``lag`` and ``metrics`` report the state, ``streams`` encrypts, ``tickets`` authenticates
 slaves.
 ``docs/howto/cluster.md``.
@@ -39,7 +39,7 @@ from gantrymq.kernel.tasks import BackgroundTask
 from gantrymq.plugins.ha.compare import cut_as_planned, discard_planned_cut
 from gantrymq.plugins.ha.config import HaConfig
 from gantrymq.plugins.ha.copies import CopiedGate, Copies
-from gantrymq.plugins.ha.deposed import become_slave
+from gantrymq.plugins.ha.demotion import become_slave
 from gantrymq.plugins.ha.epochs import Epochs, start_as_slave
 from gantrymq.plugins.ha.fencing import FenceGate, RoleChanges, refuse_all
 from gantrymq.plugins.ha.file_check import check_cut, check_epochs, check_marks
@@ -232,7 +232,7 @@ class HaPlugin:
         try:
             await become_slave(broker, self._epochs.slave_number, self._epochs.fenced)
         except RemoteFault as fault:
-            raise StartError(f"a deposed broker cannot start again as a slave: {fault.remark}") from None
+            raise StartError(f"a fenced broker cannot start again as a slave: {fault.remark}") from None
 
     async def _begin_epoch(self, broker: Broker, number_from: str) -> None:
         """Begin the epoch of a former slave that starts as a master; :class:`StartError` if a master of its name

@@ -1,4 +1,4 @@
-"""Keep a deposed master from accepting and acknowledging messages, and notify it that it is deposed.
+"""Keep a former master from accepting and acknowledging messages, and notify it of the promotion.
 
 ``NOTIFY_BROKER_ROLE_CHANGED`` (1008) with the field ``gantryEpoch`` notifies a broker of an epoch. With the broker's
 own address as ``masterAddress`` it makes the broker the master of that epoch; with another address, and

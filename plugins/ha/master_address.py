@@ -1,7 +1,7 @@
 """The two addresses of a slave's master, both from the configuration or both from the nameservers.
 
 The slave compares its log with the broker at the one address, and then follows the broker at the other one. They must
-be of one broker: otherwise the slave would compare with a promoted master, and acknowledge to the deposed one.
+be of one broker: otherwise the slave would compare with a promoted master, and acknowledge to the former one.
 """
 
 from __future__ import annotations

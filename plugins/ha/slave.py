@@ -226,7 +226,7 @@ class Slave:
             await self._moved.park()
         self._check_epoch()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._leave_deposed, self._following)
+            nursery.start_soon(self._leave_former_master, self._following)
             nursery.start_soon(self._watch_master_start, self._compared_with)
             if not self._compared_with:
                 nursery.start_soon(self._leave_uncompared)
@@ -244,7 +244,7 @@ class Slave:
                 tail.commit()
             nursery.cancel_scope.cancel()
 
-    async def _leave_deposed(self, epoch: Epoch) -> None:
+    async def _leave_former_master(self, epoch: Epoch) -> None:
         """Disconnect from a master when another one is promoted: do not append its data or acknowledge it."""
         await self._epochs.wait_raised(epoch)
         raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {epoch}")
@@ -275,7 +275,7 @@ class Slave:
         self._outages.over("master_not_connected")
 
     def _check_epoch(self) -> None:
-        """Raise :class:`BadFrame` if a higher epoch is known: other tasks may run before :meth:`_leave_deposed`."""
+        """Raise :class:`BadFrame` if a higher epoch is known: :meth:`_leave_former_master` may run too late."""
         if self._epochs.known.outranks(self._following):
             raise BadFrame(f"epoch {self._epochs.known} has begun, this master's is {self._following}")
 

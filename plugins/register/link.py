@@ -152,7 +152,7 @@ class Link:
                     break
 
     async def _check_epoch(self, channel: Channel) -> None:
-        """A nameserver without epochs accepts a deposed master's registration, so the master checks first."""
+        """A nameserver without epochs accepts a former master's registration, so the master checks first."""
         replication = self._duplicate_check.replication
         if replication is not None and self.registered and not self._knows_epochs:
             await self._duplicate_check.check(channel, self._timeout)

@@ -151,19 +151,19 @@ def test_a_promoted_broker_returns_as_a_slave_after_another_promotion(
         ready(brokers.broker(0, "SLAVE", 1))
         send(nameserver, b"a")
         wait_for(lambda: offset(first) == offset(second))
-        deposed = brokers.children[1]
-        deposed.kill() if how == "kill" else deposed.process.send_signal(signal.SIGSTOP)
+        fenced = brokers.children[1]
+        fenced.kill() if how == "kill" else fenced.process.send_signal(signal.SIGSTOP)
         assert cli(*promote).code == 0
         wait_for(lambda: role_of(first) == "ASYNC_MASTER")
         wait_for(lambda: master_of(nameserver) == first)
         send(nameserver, b"b")
         if how == "kill":
-            deposed = ready(brokers.broker(1, "SLAVE", 1))
+            fenced = ready(brokers.broker(1, "SLAVE", 1))
         else:
-            deposed.process.send_signal(signal.SIGCONT)
+            fenced.process.send_signal(signal.SIGCONT)
         wait_for(lambda: role_of(second) == "SLAVE", 30.0)
         wait_for(lambda: offset(first) == offset(second), 30.0)
-        assert deposed.process.poll() is None, "in the same process"
+        assert fenced.process.poll() is None, "in the same process"
         rows = json.loads(cli("cluster", "status", "--nameserver", nameserver, "--json").out)
         assert {row["address"]: row["id"] for row in rows} == {first: 0, second: 1}
 

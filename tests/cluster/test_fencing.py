@@ -117,9 +117,9 @@ def test_a_promoted_broker_remains_master_when_the_hanging_one_resumes(more_s: f
             assert three.cluster.is_master(B)
             assert await three.route() == f"{B}:10911"
             assert three.cluster.slaves_of(B) == 1
-            assert three.log_end(A) == end, "the deposed master took messages"
+            assert three.log_end(A) == end, "the fenced master took messages"
         await three.load.check(f"{B}:10911")
-        assert three.lines("master_fenced"), "the deposed master says so"
+        assert three.lines("master_fenced"), "the fenced master says so"
 
     simulate(scenario, seed)
 
@@ -159,7 +159,7 @@ def test_asynchronous_replication_assigns_no_offset_twice(seed: int) -> None:
             await trio.sleep(40)
             await three.load.more(5)
             assert await three.route() == f"{B}:10911"
-            assert three.log_end(A) == end, "the deposed master took messages"
+            assert three.log_end(A) == end, "the fenced master took messages"
             refused = await ask(A, send(TOPIC, b"late"))
             assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE, refused.remark
         assert len(three.lines("master_fenced")) == 1
@@ -326,7 +326,7 @@ def test_only_one_of_two_simultaneous_promotions_succeeds(seed: int) -> None:
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("release", [4, 5])
 @pytest.mark.slow
-def test_a_deposed_master_leaves_the_route_of_a_rocketmq_nameserver_and_takes_no_message(
+def test_a_fenced_master_leaves_the_route_of_a_rocketmq_nameserver_and_takes_no_message(
     release: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knows no epochs: 4.x keeps the last registration, 5.x compares state versions while both are alive."""
@@ -348,7 +348,7 @@ def test_a_deposed_master_leaves_the_route_of_a_rocketmq_nameserver_and_takes_no
             await trio.sleep(70)
             await three.load.more(5)
             assert await three.route() == f"{B}:10911"
-            assert three.log_end(A) == end, "the deposed master took messages"
+            assert three.log_end(A) == end, "the fenced master took messages"
         await three.load.check(f"{B}:10911")
         assert three.lines("master_fenced")
 

@@ -110,7 +110,7 @@ def test_a_slave_replaces_a_lost_master(how: str, seed: int) -> None:
             if how == "pause":
                 machine.resume()
                 await cluster.until(lambda: bool(pair.lines("master_fenced")), what="the old master is fenced")
-                await cluster.until(lambda: bool(pair.lines("deposed_master_found")), what="the watcher says so")
+                await cluster.until(lambda: bool(pair.lines("fenced_master_found")), what="the watcher says so")
                 await pair.load.more(3)
             assert json.loads(pair.store.text) == {
                 "master": f"{B}:10911", "slaves": {}, "floor": json.loads(pair.store.text)["floor"],
@@ -165,7 +165,7 @@ def test_the_other_slave_follows_the_promoted_one_at_once(how: str, seed: int) -
 @pytest.mark.soak(1)
 @pytest.mark.parametrize("seed", seeds(4))
 @pytest.mark.slow
-def test_a_deposed_broker_follows_its_successor_automatically(seed: int) -> None:
+def test_a_fenced_broker_follows_its_successor_automatically(seed: int) -> None:
     """It has its former broker id, or another one if the first master has taken that."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -184,7 +184,7 @@ def test_a_deposed_broker_follows_its_successor_automatically(seed: int) -> None
             cluster.machine(first).resume()
             await cluster.until(lambda: cluster.slaves_of(second) == 2, 40, "both others follow it")
             await three.load.more(3)
-            assert three.lines("deposed_master_returns")
+            assert three.lines("fenced_master_returns")
         await three.load.check(f"{second}:10911")
         await three.load.check(f"{first}:10911")
 
@@ -248,7 +248,7 @@ def test_no_watcher_promotes_without_a_nameserver_and_one_does_when_it_returns()
 
 
 @pytest.mark.slow
-def test_a_watcher_that_alone_cannot_reach_the_master_does_not_depose_it() -> None:
+def test_a_watcher_that_alone_cannot_reach_the_master_does_not_replace_it() -> None:
     async def scenario(cluster: Cluster) -> None:
         async with Watched(cluster, 1, SETTINGS) as pair:
             for link in cluster.network.between(A, WATCHERS):

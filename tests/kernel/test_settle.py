@@ -128,7 +128,7 @@ def test_a_row_cannot_be_settled_with_a_refused_row(batch: Any) -> None:
 @pytest.mark.parametrize(
     "refuse", [lambda batch: refuse_as_slave(batch, 1), lambda batch: refuse_when_fenced(batch, "x")]
 )
-def test_a_slave_and_a_deposed_master_acknowledge_nothing(batch: Any, refuse: Any) -> None:
+def test_a_slave_and_a_fenced_master_acknowledge_nothing(batch: Any, refuse: Any) -> None:
     batch.settle(1, **PLACE)
     batch.settle_as(2, 0)
     refuse(batch)

@@ -64,7 +64,7 @@ def broken(tmp_path: Path) -> Path:
     return folder / "kv.json"
 
 
-async def test_a_deposed_master_is_refused_with_the_reason_also_after_a_restart(tmp_path: Path) -> None:
+async def test_a_fenced_master_is_refused_with_the_reason_also_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "kv.json"
     first = Nameserver(path)
     assert await first.register("h:1", OLD) == OLD

@@ -220,10 +220,10 @@ async def test_a_slave_keeps_what_a_master_with_asynchronous_flush_has_lost(
         assert await kept_from(slave) == (common, common), "the note is durable"
     async with pair.master(home="slave") as promoted:
         assert promoted.queues.get("T", 0).max_offset == 20
-        async with pair.slave(promoted, home="master") as deposed:
-            await pair.until(lambda: deposed.restarting or deposed.log.end == promoted.log.end)
-        async with pair.slave(promoted, home="master") as deposed:
-            await pair.until(lambda: deposed.log.end == promoted.log.end)
+        async with pair.slave(promoted, home="master") as former:
+            await pair.until(lambda: former.restarting or former.log.end == promoted.log.end)
+        async with pair.slave(promoted, home="master") as former:
+            await pair.until(lambda: former.log.end == promoted.log.end)
 
 
 @pytest.mark.usefixtures("as_rocketmq")

@@ -39,27 +39,27 @@ async def test_both_addresses_come_from_the_configuration_or_both_from_the_names
     assert len(warned) == (1 if bool(ha) != bool(broker) else 0)
 
 
-async def test_a_slave_with_the_configured_address_for_slaves_follows_a_promoted_master_and_not_the_deposed_one(
+async def test_a_slave_with_the_configured_address_for_slaves_follows_a_promoted_master_and_not_the_former_one(
     pair: Any,
 ) -> None:
     """RocketMQ's haMasterAddress names the first master for ever; the nameserver reports the promoted one."""
-    async with pair.master(role="sync_master") as deposed:
-        async with pair.slave(deposed, home="promoted") as slave:
-            await pair.connected(deposed)
-            assert await pair.send(deposed, b"1", b"2") == [0, 0]
-            await pair.until(lambda: slave.store.dispatched == deposed.log.end)
-        first = deposed.registry.get(Replication)
+    async with pair.master(role="sync_master") as former:
+        async with pair.slave(former, home="promoted") as slave:
+            await pair.connected(former)
+            assert await pair.send(former, b"1", b"2") == [0, 0]
+            await pair.until(lambda: slave.store.dispatched == former.log.end)
+        first = former.registry.get(Replication)
         async with pair.slave(first.ha_address, home="other", **{"plugin.ha.sync_tables": "1h"}) as other:
             reported = other.registry.get(Replication)
-            reported.master_is(deposed.address, first.ha_address)
-            await pair.connected(deposed)
-            await pair.until(lambda: other.store.dispatched == deposed.log.end, timeout=60)
+            reported.master_is(former.address, first.ha_address)
+            await pair.connected(former)
+            await pair.until(lambda: other.store.dispatched == former.log.end, timeout=60)
             async with pair.master(home="promoted", role="sync_master") as promoted:
                 second = promoted.registry.get(Replication)
                 reported.learn_epoch(second.epoch, "a nameserver")
                 reported.master_is(promoted.address, second.ha_address)
                 await pair.connected(promoted)
-                assert await pair.send(deposed, b"lost") != [0]
+                assert await pair.send(former, b"lost") != [0]
                 assert await pair.send(promoted, b"3") == [0]
                 await pair.until(lambda: other.store.dispatched == promoted.log.end, timeout=60)
 

@@ -75,11 +75,11 @@ async def test_a_former_master_delivers_again_what_was_cut_off_before_it_adopted
         await pair.until(lambda: delivered(master))
     async with pair.master(home="slave") as promoted:
         await pair.send(promoted, b"other", topic="Other")
-        async with pair.slave(promoted, home="master") as deposed:
-            await pair.until(lambda: deposed.restarting)
-    async with pair.slave("127.0.0.1:1", home="master", master_broker="127.0.0.1:1") as deposed:
-        assert deposed.log.end == copied
-        assert not delivered(deposed)
+        async with pair.slave(promoted, home="master") as former:
+            await pair.until(lambda: former.restarting)
+    async with pair.slave("127.0.0.1:1", home="master", master_broker="127.0.0.1:1") as former:
+        assert former.log.end == copied
+        assert not delivered(former)
     async with pair.master(home="master") as again:
         await pair.until(lambda: delivered(again))
 
@@ -101,10 +101,10 @@ async def test_a_kill_after_a_cut_leaves_no_progress_that_counts_what_was_cut_of
             assert (await channel.call(later)).code == ResponseCode.SUCCESS
         while promoted.log.end <= former_end:
             await pair.send(promoted, bytes(1000), topic="Other")
-        async with pair.slave(promoted, home="master") as deposed:
-            await pair.until(lambda: deposed.restarting)
-        async with pair.slave(promoted, home="master", **{"broker.persist_interval": "1h"}) as deposed:
-            await pair.until(lambda: deposed.store.dispatched == promoted.log.end)
+        async with pair.slave(promoted, home="master") as former:
+            await pair.until(lambda: former.restarting)
+        async with pair.slave(promoted, home="master", **{"broker.persist_interval": "1h"}) as former:
+            await pair.until(lambda: former.store.dispatched == promoted.log.end)
             shutil.copytree(pair.root / "master", pair.root / "killed")
     async with pair.master(home="killed", **{"plugin.delay.levels": "1s"}) as again:
         await pair.until(lambda: delivered(again))

@@ -89,7 +89,7 @@ async def test_the_configured_role_takes_precedence(pair: Any) -> None:
         (b"", r"0\);"),
     ],
 )
-async def test_a_deposed_broker_names_the_file_with_its_former_id(tmp_path: Path, overrides: bytes, hint: str) -> None:
+async def test_a_fenced_broker_names_the_file_with_its_former_id(tmp_path: Path, overrides: bytes, hint: str) -> None:
     settings = {"plugin.ha.listen": "127.0.0.1:0"}
     broker = make_broker(tmp_path, settings=settings, enable=["ha"])
     async with run_broker(broker):
@@ -103,7 +103,7 @@ async def test_a_deposed_broker_names_the_file_with_its_former_id(tmp_path: Path
     assert failure.group_contains(StartError, match=hint)
 
 
-async def test_a_promoted_broker_restarts_as_a_slave_after_it_was_deposed(
+async def test_a_promoted_broker_restarts_as_a_slave_after_it_was_fenced(
     tmp_path: Path,
 ) -> None:
     """Its configuration file says that it is a slave."""
@@ -117,11 +117,11 @@ async def test_a_promoted_broker_restarts_as_a_slave_after_it_was_deposed(
     async with run_broker(make()) as promoted:
         assert promoted.broker_id == 0
     Epochs(promoted.env, promoted.root).learn(read_epoch("7-00000001"), "a test", is_master=False)
-    deposed = make()
-    async with run_broker(deposed):
-        assert deposed.restarting
+    fenced = make()
+    async with run_broker(fenced):
+        assert fenced.restarting
         with pytest.raises(gantrymq.ConnectError):  # its readers are served once it is a slave
-            async with open_channel(deposed.address):
+            async with open_channel(fenced.address):
                 pass
     async with run_broker(make()) as again:
         assert again.broker_id == 5
@@ -129,7 +129,7 @@ async def test_a_promoted_broker_restarts_as_a_slave_after_it_was_deposed(
         assert (await settings_told(again))["brokerRole"] == "SLAVE"
 
 
-async def test_a_deposed_broker_that_cannot_store_its_id_refuses_the_start(
+async def test_a_fenced_broker_that_cannot_store_its_id_refuses_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config").mkdir()
@@ -201,7 +201,7 @@ async def test_a_slave_that_learns_an_epoch_while_it_connects_acknowledges_nothi
         assert "following_master" not in [entry["event"] for entry in logs]
 
 
-async def test_a_deposed_master_that_does_not_answer_the_epoch_stops_no_slave(
+async def test_a_fenced_master_that_does_not_answer_the_epoch_stops_no_slave(
     pair: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old master hangs, as during a failover."""

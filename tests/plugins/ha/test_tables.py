@@ -368,7 +368,7 @@ async def test_later_progress_does_not_replace_what_a_slave_that_stays_behind_wi
 async def test_progress_is_not_adopted_before_the_log_is_known_to_be_the_masters(
     behind: BehindSlave, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """A deposed master may have a longer log, whose tail will be cut off."""
+    """A former master may have a longer log, whose tail will be cut off."""
     behind.master_reports(end=1000, halves=7, position=3)
     nursery.start_soon(behind.stay)
     await trio.sleep(5)

@@ -1,4 +1,4 @@
-"""Makes a promoted broker that was deposed a slave again, with the id that it had before.
+"""Makes a promoted master that is fenced a slave again, with the id that it had as a slave.
 
 The configuration of such a broker has the id of a slave, and a promotion has overridden it with 0 in
 ``config/overrides.toml``. If the configuration itself makes the broker the master, its id is not changed.
@@ -36,7 +36,7 @@ async def become_slave(broker: Broker, number: int, reason: str) -> None:
     taken = await _numbers_in_use(broker)
     if number in taken:
         number = next(free for free in range(1, len(taken) + 2) if free not in taken)
-    log.info("deposed_master_returns", number=number, reason=reason)
+    log.info("fenced_master_returns", number=number, reason=reason)
     broker.registry.get(LiveSettings).update(b"brokerId=%d\n" % number)
 
 
