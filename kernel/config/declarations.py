@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import attrs
 
 from gantrymq.kernel.config.fields import address, check_address, duration, filled, number, plain, size
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, Place, RocketmqKey, named, write_nothing
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, RocketmqKey, SettingKey, named, write_nothing
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 
@@ -21,7 +21,7 @@ def _check_nameservers(_instance: object, _attribute: attrs.Attribute[list[str]]
         check_address(item)
 
 
-def _read_addresses(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_addresses(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     """RocketMQ keeps host and port apart, and binds to every interface.
 
     GantryMQ binds to loopback unless the file names an address for other machines.
@@ -41,7 +41,7 @@ def _write_addresses(section: BrokerConfig) -> dict[str, str]:
     return {"bindAddress": host, "listenPort": port} | ({"brokerIP1": advertised} if advertised else {})
 
 
-def _read_id(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_id(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     """RocketMQ's role decides: without one the broker is a master, whose id is 0 whatever the file says. A plugin may
     read that of a slave."""
     given = properties["brokerId"]

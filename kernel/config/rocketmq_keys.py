@@ -27,7 +27,7 @@ METADATA = "rocketmq"
 GROUPS = "broker_conf_groups"
 """The attribute of a configuration class for its groups."""
 
-Place = tuple[str, str]
+SettingKey = tuple[str, str]
 """Section and key of a setting of GantryMQ: ``("plugin.sample", "interval")``."""
 
 
@@ -74,7 +74,7 @@ class KeyGroup:
     """
 
     keys: tuple[str, ...]
-    read: Callable[[Mapping[str, str]], Mapping[Place, str]]
+    read: Callable[[Mapping[str, str]], Mapping[SettingKey, str]]
     write: Callable[[Any], Mapping[str, str]]
 
 

@@ -30,7 +30,7 @@ from gantrymq.kernel.config.declarations import (
     plugin_sections,
 )
 from gantrymq.kernel.config.fields import HIDDEN, coerce, shown_default
-from gantrymq.kernel.config.rocketmq_keys import Place, RocketmqKey
+from gantrymq.kernel.config.rocketmq_keys import RocketmqKey, SettingKey
 from gantrymq.kernel.config.sources import ConfigError, Origin, Setting, Settings, show
 from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager, did_you_mean
@@ -64,7 +64,7 @@ class Config:
     store: StoreSection
     limits: LimitsSection
     notes: tuple[str, ...] = ()
-    rocketmq_keys: Mapping[Place, RocketmqKey] = attrs.field(factory=dict)
+    rocketmq_keys: Mapping[SettingKey, RocketmqKey] = attrs.field(factory=dict)
     _sections: Mapping[type[Any], Any] = attrs.field(factory=dict, alias="sections")
     _explained: tuple[ExplainedValue, ...] = attrs.field(default=(), alias="explained")
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import attrs
 
 from gantrymq.kernel.config.fields import duration, filled, secret
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, Place, write_nothing
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, SettingKey, write_nothing
 from gantrymq.kernel.env import environment
 
 FILE = "conf/plain_acl.yml"
@@ -19,7 +19,7 @@ USERS = "users.json"
 """The name of the file of users in RocketMQ's folder for them."""
 
 
-def _read_switch(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_switch(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     if properties["aclEnable"].lower() != "true":
         return {}
     home = properties.get("rocketmqHome") or environment("ROCKETMQ_HOME")
@@ -30,7 +30,7 @@ def _write_switch(_section: AclConfig) -> dict[str, str]:
     return {"aclEnable": "true"}
 
 
-def _read_users(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_users(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     """RocketMQ 5's switches: its users are below ``authConfigPath``, by default in the store's folder ``config``."""
     if properties.get("authenticationEnabled", "").lower() != "true":
         if properties.get("authorizationEnabled", "").lower() == "true":
@@ -42,17 +42,19 @@ def _read_users(properties: Mapping[str, str]) -> dict[Place, str]:
     return {("plugin.acl", "users"): f"{folder}/{USERS}", ("plugin.acl", "authorization"): authorization}
 
 
-def _read_first_user(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_first_user(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     """RocketMQ 5's first user."""
     return _read_secret(properties, FIRST_USER, "first_user", ("authenticationEnabled",))
 
 
-def _read_inner_credentials(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_inner_credentials(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     """RocketMQ 5's keys of the broker itself."""
     return _read_secret(properties, INNER_CREDENTIALS, "inner_credentials", ("authenticationEnabled", "aclEnable"))
 
 
-def _read_secret(properties: Mapping[str, str], key: str, name: str, switches: tuple[str, ...]) -> dict[Place, str]:
+def _read_secret(
+    properties: Mapping[str, str], key: str, name: str, switches: tuple[str, ...]
+) -> dict[SettingKey, str]:
     """The secret, which is for nothing here unless one of ``switches`` is on."""
     if not properties.get(key):
         return {}

@@ -24,7 +24,7 @@ import structlog
 from gantrymq.kernel import hookimpl
 from gantrymq.kernel.acks import DurableGate
 from gantrymq.kernel.config.fields import duration, plain, size
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey, write_plain
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, RocketmqKey, SettingKey, write_plain
 from gantrymq.plugins.flush.buffered import BufferedFlush, WrittenGate
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.flush.sync import DirectFlush, GroupCommit
@@ -46,7 +46,7 @@ def _write_mode(mode: str) -> str:
     return "SYNC_FLUSH" if mode == "sync" else "ASYNC_FLUSH"
 
 
-def _read_pool(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_pool(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     # as in RocketMQ the pool is only used with asynchronous flush, its default
     is_late = _read_mode(properties.get("flushDiskType", "ASYNC_FLUSH")) == "async"
     is_pooled = properties["transientStorePoolEnable"] == "true"

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import attrs
 
 from gantrymq.kernel.config.fields import address, duration, number, plain, size
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, Place, RocketmqKey, write_nothing
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, RocketmqKey, SettingKey, write_nothing
 from gantrymq.plugins.ha.frames import CHUNK_MAX_BYTES
 from gantrymq.remoting.peers import PeerRule
 
@@ -17,7 +17,7 @@ def _check_peers(_instance: object, _attribute: attrs.Attribute[list[str]], valu
     PeerRule(value)
 
 
-def _read_role(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_role(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     """RocketMQ's brokers always replicate: the section exists for every role. Only a slave keeps its
     ``brokerId``, which the kernel ignores."""
     role = properties["brokerRole"]
@@ -31,7 +31,7 @@ def _read_role(properties: Mapping[str, str]) -> dict[Place, str]:
     return {("plugin.ha", ""): "", ("broker", "id"): broker_id}
 
 
-def _read_listen(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_listen(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     """Return the address for slaves: the port of the file, with the host at which the broker listens."""
     everywhere = "0.0.0.0" if "brokerIP1" in properties else "127.0.0.1"  # noqa: S104 - asked for by the file
     return {("plugin.ha", "listen"): f"{properties.get('bindAddress', everywhere)}:{properties['haListenPort']}"}

@@ -8,10 +8,10 @@ from typing import ClassVar
 import attrs
 
 from gantrymq.kernel.config.fields import address, duration, number
-from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, Place
+from gantrymq.kernel.config.rocketmq_keys import KeyGroup, NoCounterpart, SettingKey
 
 
-def _read_exporter(properties: Mapping[str, str]) -> dict[Place, str]:
+def _read_exporter(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     """RocketMQ 5's address for metrics; without a host, loopback and not the broker's own address."""
     kind = properties.get("metricsExporterType", "DISABLE")
     if kind == "DISABLE":

@@ -15,8 +15,8 @@ from gantrymq.kernel.config.fields import address, duration, filled, number, pla
 from gantrymq.kernel.config.rocketmq_keys import (
     KeyGroup,
     NoCounterpart,
-    Place,
     RocketmqKey,
+    SettingKey,
     in_hours,
     in_seconds,
     named,
@@ -28,7 +28,7 @@ from gantrymq.kernel.errors import StartError
 from gantrymq.kernel.manager import PluginManager
 
 
-def read_server(properties: Mapping[str, str]) -> dict[Place, str]:
+def read_server(properties: Mapping[str, str]) -> dict[SettingKey, str]:
     kind = properties.get("auditKind", "tcp")
     if kind == "pigeon":
         raise NoCounterpart("auditKind")
