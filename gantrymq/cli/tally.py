@@ -11,14 +11,14 @@ KEY_PREFIX = "line-"
 
 
 class Tally:
-    """Messages by their number from 1. ``count``: distinct messages, ``again``: repeated ones."""
+    """Messages by their number from 1. ``count``: distinct messages, ``repeated``: further copies."""
 
     def __init__(self) -> None:
         self._digests = array("Q")
         self._seen = bytearray()
         self.count = 0
-        self.again = 0
-        self.strangers = 0
+        self.repeated = 0
+        self.unexpected = 0
 
     def note(self, number: int, tag: str | None, body: bytes) -> None:
         """Record one message."""
@@ -27,7 +27,7 @@ class Tally:
             self._seen.extend(bytes(missing))
             self._digests.extend([0] * missing)
         if self._seen[number]:
-            self.again += 1
+            self.repeated += 1
             return
         self._seen[number] = 1
         self._digests[number] = digest(tag, body)
@@ -40,7 +40,7 @@ class Tally:
             if key.startswith(KEY_PREFIX) and number.isascii() and number.isdigit() and len(number) <= 10:
                 self.note(int(number), tag, body)
                 return
-        self.strangers += 1
+        self.unexpected += 1
 
     def differences(self, wanted: Tally, verb: str) -> list[str]:
         """The differences from ``wanted``, one line each; empty if all messages arrived unchanged."""
@@ -52,12 +52,12 @@ class Tally:
             for number in range(size)
             if theirs[0][number] and mine[0][number] and mine[1][number] != theirs[1][number]
         )
-        extra = self.strangers + sum(1 for number in range(size) if mine[0][number] and not theirs[0][number])
+        extra = self.unexpected + sum(1 for number in range(size) if mine[0][number] and not theirs[0][number])
         found = (
             (lost, "are missing"),
             (altered, "are altered"),
             (extra, "were never sent"),
-            (self.again, "came twice"),
+            (self.repeated, "came twice"),
         )
         return [f"{count} of {wanted.count} messages {verb} {what}" for count, what in found if count]
 

@@ -46,7 +46,7 @@ def read_range(
     columns = (*names, "tags") if tags is not None and "tags" not in names else names
     log_bad_body = _log_bad_bodies(wanted.queue) if options.null_bad_bodies else None
     builder = make_builder(wanted.queue, columns, options.body_max_bytes, BATCH_BYTES, log_bad_body)
-    source = _PatientSource(wire, wanted, options)
+    source = _RetryingSource(wire, wanted, options)
     offset = wanted.start
     empty_answers = 0
     while offset < wanted.end:
@@ -110,7 +110,7 @@ def _only(batch: pa.RecordBatch, tags: Collection[str] | None, names: Sequence[s
     return batch.filter(pc.is_in(batch["tags"], value_set=pa.array(sorted(tags), pa.string()))).select(list(names))
 
 
-class _PatientSource:
+class _RetryingSource:
     """Pulls a range from its broker, or from where the broker has gone, or from its slaves."""
 
     def __init__(self, wire: Wire, wanted: QueueRange, options: SourceOptions) -> None:

@@ -30,7 +30,7 @@ class Place:
     offset: int
 
 
-class Book(Protocol):
+class ReadObserver(Protocol):
     """Records what a reader gets: a :class:`Ledger`, or an object with this method."""
 
     def observe(self, body: bytes, queue_id: int, offset: int) -> None:

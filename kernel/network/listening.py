@@ -36,31 +36,31 @@ class Acceptor(Protocol):
         """Release the address; accepted connections stay open."""
 
 
-async def accept_from(listener: Acceptor, whom: str) -> tuple[socket.socket, tuple[str, int]]:
+async def accept_from(listener: Acceptor, peer_kind: str) -> tuple[socket.socket, tuple[str, int]]:
     """Wait for the next connection; returns it with its address. Peers that disconnected meanwhile are skipped.
 
-    While this process has no file descriptors left, connections wait, and ``accept_failed`` is logged with ``whom``
-    ("a slave") as the peer.
+    While this process has no file descriptors left, connections wait, and ``accept_failed`` is logged with
+    ``peer_kind`` ("a slave") as the peer.
     """
-    said = False
+    is_logged = False
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())
         try:
             return listener.accept()
         except OSError as error:
             if error.errno in OUT_OF_DESCRIPTORS:
-                if not said:  # once per shortage, not for each attempt
-                    log.warning("accept_failed", peer=whom, error=str(error))
-                said = True
+                if not is_logged:  # once per shortage, not for each attempt
+                    log.warning("accept_failed", peer=peer_kind, error=str(error))
+                is_logged = True
                 await trio.sleep(ACCEPT_PAUSE_S)
 
 
 async def serve_connections(
-    listener: Acceptor, whom: str, connections_max: int, serve: Callable[[trio.SocketStream], Awaitable[None]]
+    listener: Acceptor, peer_kind: str, connections_max: int, serve: Callable[[trio.SocketStream], Awaitable[None]]
 ) -> None:
     """Run ``serve`` for each connection until cancelled, then close the listener.
 
-    More than ``connections_max`` at a time are closed at once. ``whom``: as for :func:`accept_from`. An error of
+    More than ``connections_max`` at a time are closed at once. ``peer_kind``: as for :func:`accept_from`. An error of
     ``serve``, which must close its stream, ends only its own connection, and is logged at most every 30 s.
     """
     connections = 0
@@ -71,14 +71,14 @@ async def serve_connections(
         try:
             await serve(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
         except Exception as error:
-            outages.error("connection_failed", peer=whom, error=repr(error), exc_info=True)
+            outages.error("connection_failed", peer=peer_kind, error=repr(error), exc_info=True)
         finally:
             connections -= 1
 
     with contextlib.closing(listener):
         async with trio.open_nursery() as nursery:
             while True:
-                sock, _ = await accept_from(listener, whom)
+                sock, _ = await accept_from(listener, peer_kind)
                 if connections >= connections_max:
                     sock.close()
                     continue

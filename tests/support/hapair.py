@@ -10,7 +10,7 @@ from types import TracebackType
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.ledger import Book
+from gantrymq.testing.ledger import ReadObserver
 from support.foreign import ask, runtime_info
 from support.processes import Child, free_ports, gantrymq_child
 
@@ -94,7 +94,7 @@ class HaPair:
         return b"".join(file.read_bytes() for file in files)[: self.end(number) - int(files[0].name)]
 
 
-def read_all(address: str, topic: str, queues: int, ledger: Book) -> dict[int, int]:
+def read_all(address: str, topic: str, queues: int, ledger: ReadObserver) -> dict[int, int]:
     """Show the ledger everything that the broker gives to readers of the topic; how far each queue was read."""
     ends: dict[int, int] = {}
     for queue_id in range(queues):

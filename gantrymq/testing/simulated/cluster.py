@@ -15,7 +15,7 @@ from gantrymq.remoting.channel import Channel, open_channel
 from gantrymq.remoting.codes import RequestCode, ResponseCode
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.records import decode_records
-from gantrymq.testing.ledger import Book
+from gantrymq.testing.ledger import ReadObserver
 from gantrymq.testing.requests import pull
 from gantrymq.testing.simulated.machine import Machine
 from gantrymq.testing.simulated.network import OBSERVER, Network, Process, on
@@ -101,8 +101,10 @@ class Cluster:
             raise AssertionError(f"not within {seconds:g} simulated seconds: {what or true}")
 
 
-async def read_all(address: str, topic: str, queues: int, book: Book, patience: int = 200) -> dict[int, int]:
-    """Pass all readable messages of the topic to the book; returns the end of each queue.
+async def read_all(
+    address: str, topic: str, queues: int, observer: ReadObserver, patience: int = 200
+) -> dict[int, int]:
+    """Pass all readable messages of the topic to the observer; returns the end of each queue.
 
     It reads over faultless links, and retries while the broker is not ready (``patience`` times).
     """
@@ -121,7 +123,7 @@ async def read_all(address: str, topic: str, queues: int, book: Book, patience: 
                     if answer.code != ResponseCode.SUCCESS:
                         raise AssertionError(f"queue {queue_id} at {offset}: {answer.code} {answer.remark}")
                     for record in decode_records(answer.body):
-                        book.observe(record.body, record.queue_id, record.queue_offset)
+                        observer.observe(record.body, record.queue_id, record.queue_offset)
                         offset = record.queue_offset + 1
                 ends[queue_id] = offset
     return ends

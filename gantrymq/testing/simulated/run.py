@@ -10,7 +10,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from gantrymq.testing.simulated._chance import all_from
+from gantrymq.testing.simulated._determinism import all_from
 from gantrymq.testing.simulated._sockets import MemorySockets
 from gantrymq.testing.simulated.cluster import Cluster
 from gantrymq.testing.simulated.network import Network

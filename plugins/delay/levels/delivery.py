@@ -73,7 +73,7 @@ class Delivery:
         self._store = store
         self._append = append
         self._levels = levels
-        self._flights_max = PIPELINE if pipelined else 1
+        self._in_flight_max = PIPELINE if pipelined else 1
         self._woken = trio.Event()
         self._stopping = False
         self._outages = Outages(log, lambda: store.log.clock.now_ms() / 1000)
@@ -133,13 +133,13 @@ class Delivery:
         queue = self._store.queues.get(SCHEDULE_TOPIC, state.queue_id)
         now = self._store.log.clock.now_ms()
         if queue is None or self._stopping:
-            return POLL_MS if state.flights else self._sleep(state)
+            return POLL_MS if state.in_flight else self._sleep(state)
         if state.correct(queue.min_offset, queue.max_offset):
             log.warning("delay_offset_corrected", level=state.queue_id + 1, offset=state.cursor)
         if state.retry and now < state.retry_at:
             return min(state.retry_at - now, IDLE_MS)
         waits = self._prefetches[state.queue_id].is_running
-        if waits or len(state.flights) >= self._flights_max or self._backlog > BACKLOG_BYTES:
+        if waits or len(state.in_flight) >= self._in_flight_max or self._backlog > BACKLOG_BYTES:
             return POLL_MS
         batch = AppendBatch(done=self._wake, source=Source.DELAY)
         units, due = self._collect(state, queue, batch, now)
@@ -148,7 +148,7 @@ class Delivery:
         if due is None and state.cursor < queue.max_offset:
             return 0
         wait = self._sleep(state) if due is None else due - now
-        return min(wait, POLL_MS if state.flights else IDLE_MS)
+        return min(wait, POLL_MS if state.in_flight else IDLE_MS)
 
     @property
     def _backlog(self) -> int:
@@ -284,7 +284,7 @@ class Delivery:
         if stored:
             if not failed:
                 self._outages.over("delayed_messages_refused", str(state.queue_id))
-            state.took_off(min(stored), batch.end)
+            state.written(min(stored), batch.end)
 
     def _wake(self, _batch: AppendBatch | None = None) -> None:
         self._woken.set()

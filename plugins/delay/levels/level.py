@@ -22,7 +22,7 @@ class Level:
     retry_at: int = 0
     waits_for_older: bool = False
     """Whether it was reported that the level has messages from before it was made shorter."""
-    flights: deque[tuple[int, int]] = attrs.field(factory=deque)
+    in_flight: deque[tuple[int, int]] = attrs.field(factory=deque)
     """Batches that are written and not yet committed: first queue offset, and end in the log."""
     _settled: deque[tuple[int, int]] = attrs.field(factory=deque)
     _safe: int = attrs.field(init=False)
@@ -33,7 +33,7 @@ class Level:
     @property
     def position(self) -> int:
         """Everything before this is delivered and readable."""
-        waiting = [first for first, _ in self.flights]
+        waiting = [first for first, _ in self.in_flight]
         return min([self.cursor, *self.retry[:1], *waiting])
 
     def correct(self, low: int, high: int) -> bool:
@@ -59,14 +59,14 @@ class Level:
         self.retry = sorted({*self.retry, *units})
         self.retry_at = until
 
-    def took_off(self, first: int, end: int) -> None:
+    def written(self, first: int, end: int) -> None:
         """Messages from ``first`` on are written up to the log offset ``end``."""
-        self.flights.append((first, end))
+        self.in_flight.append((first, end))
 
     def settle(self, dispatched: int) -> None:
         """The log is dispatched up to this offset: batches that end before it are delivered."""
-        while self.flights and self.flights[0][1] <= dispatched:
-            _, end = self.flights.popleft()
+        while self.in_flight and self.in_flight[0][1] <= dispatched:
+            _, end = self.in_flight.popleft()
             if len(self._settled) >= SETTLED_MAX:
                 self._settled.pop()
             self._settled.append((end, self.position))

@@ -71,7 +71,7 @@ log = structlog.get_logger("gantrymq.delay")
 
 
 @attrs.frozen
-class _Flight:
+class _WrittenBatch:
     """A written batch, complete when the log is flushed up to ``end``; ``rows`` has the number of its rows by slot."""
 
     end: int
@@ -104,7 +104,7 @@ class Dequeue:
         self._recalls = recalls
         self._open: deque[OpenSlot] = deque()
         self._next = files.read_ms
-        self._flights: deque[_Flight] = deque()
+        self._in_flight: deque[_WrittenBatch] = deque()
         self.log_offset = store.log.durable
         """The log offset before which every enqueued message and every complete delivery is, or a higher one."""
         self.stopping = False
@@ -157,7 +157,7 @@ class Dequeue:
             return POLL_MS
         waits = [slot.next_due() - now for slot in self._open if slot.has_more and slot.is_read]
         waits.append(POLL_MS if self._is_full() else self._next - LEAD_MS - now)
-        if self._flights or len(self._open) > 1 or reads_slots:
+        if self._in_flight or len(self._open) > 1 or reads_slots:
             waits.append(POLL_MS)
         return min(max(min(waits), 0), IDLE_MS)
 
@@ -350,17 +350,17 @@ class Dequeue:
         if batch.end > batch.start:
             if not refused:
                 self._outages.over("delayed_messages_refused")
-            self._flights.append(_Flight(batch.end, rows))
+            self._in_flight.append(_WrittenBatch(batch.end, rows))
 
     # ---------------------------------------------------------------------------------------------------- progress
 
     def settle(self) -> None:
         """Count the deliveries of flushed batches as complete."""
         durable = self._store.log.durable
-        while self._flights and self._flights[0].end <= durable:
-            flight = self._flights.popleft()
-            self.log_offset = max(self.log_offset, flight.end)
-            for slot, count in flight.rows:
+        while self._in_flight and self._in_flight[0].end <= durable:
+            batch = self._in_flight.popleft()
+            self.log_offset = max(self.log_offset, batch.end)
+            for slot, count in batch.rows:
                 slot.unsettled -= count
 
     def leave(self) -> None:
