@@ -29,7 +29,7 @@ def authorized(manager: PluginManager, take: Take, clock: Callable[[], float]) -
 
 
 class Authorization:
-    """Passes the requests of a sweep to the plugins, answers refused ones, and passes the others to ``take``."""
+    """Passes the requests of a turn to the plugins, answers refused ones, and passes the others to ``take``."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The columnar batches that hooks get.
 
-A batch has many rows as parallel lists, so that a hook costs one call per sweep and not one per message. Refused rows
+A batch has many rows as parallel lists, so that a hook costs one call per turn and not one per message. Refused rows
 stay in place, so that row numbers never change, and are left out of :attr:`AppendBatch.live`.
 """
 
@@ -72,7 +72,7 @@ class Source:
 class Trait:
     """Bits for features that at least one row of a batch uses, so that a plugin can return at once otherwise.
 
-    Plain numbers, because each plugin tests one in each sweep, and a flag of ``enum`` takes a microsecond.
+    Plain numbers, because each plugin tests one in each turn, and a flag of ``enum`` takes a microsecond.
     """
 
     DELAY: Final = 1
@@ -99,7 +99,7 @@ class Earlier:
 
 @attrs.define
 class AppendBatch:
-    """Messages of one sweep before they are stored in the commit log.
+    """Messages of one turn before they are stored in the commit log.
 
     ``properties`` have the encoded form as it will be stored; ``born_hosts`` are address and port as stored (8 bytes,
     20 for IPv6 with bit 0x10 in the row's sys flag). ``waits`` says whether the sender waits for the guarantees
@@ -431,7 +431,7 @@ class Pull:
 
 @attrs.define
 class PullBatch:
-    """Pulls of one sweep that found nothing; ``resume(rows)`` runs them again without permission to wait."""
+    """Pulls of one turn that found nothing; ``resume(rows)`` runs them again without permission to wait."""
 
     rows: list[Pull]
     resume: Callable[[list[Pull]], None]

@@ -1,7 +1,7 @@
 """All hooks of the plugin API, in the order in which a broker calls them first.
 
 Each docstring names the kind of the hook. The broker calls a **once** hook once while it starts or stops, a **rare**
-hook at an event, and a **sweep** hook once for everything that one sweep of the sockets received. A sweep hook is on
+hook at an event, and a **turn** hook once for everything that one turn received. A turn hook is on
 the hot path: it has one argument, and must neither block nor await. The form of a name is part of the contract:
 ``before_x`` may change or refuse, ``register_x`` and ``make_x`` return objects that the hot path then calls directly,
 other hooks observe.
@@ -114,7 +114,7 @@ def register_ack_gates(broker: Broker) -> list[AckGate]:  # type: ignore[empty-b
 def register_processors(broker: Broker) -> dict[int, Processor]:  # type: ignore[empty-body]
     """Return the processor for each request code that the plugin serves.
 
-    When: once. A processor is an object with ``handle(requests)`` for hot codes (one call for each sweep), or a
+    When: once. A processor is an object with ``handle(requests)`` for hot codes (one call for each turn), or a
     function of one request, plain or async. Two plugins with one code stop the start; the error names both. A plain
     function must be quick. If the work grows with the request's body, use a generator function, which yields where
     other clients may be served. If the response takes long or much memory, use an async function that rests with
@@ -217,7 +217,7 @@ def stopping(broker: Broker) -> None:
 def connections_changed(batch: ConnectionsBatch) -> None:
     """Connections have opened or closed, or their peers are identified.
 
-    When: sweep, after its requests. Batch: ``opened``, ``identified`` and ``closed`` connections; a closed one takes no
+    When: turn, after its requests. Batch: ``opened``, ``identified`` and ``closed`` connections; a closed one takes no
     more responses. ``identified``: access control or TLS has set ``connection.identity``.
     May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
     First user: clients.
@@ -228,7 +228,7 @@ def connections_changed(batch: ConnectionsBatch) -> None:
 def authorize(batch: RequestBatch) -> None:
     """Check requests of all codes before their processors get them.
 
-    When: sweep, also for hot requests. Batch: ``requests`` of all connections, each with ``connection``, ``code``,
+    When: turn, also for hot requests. Batch: ``requests`` of all connections, each with ``connection``, ``code``,
     ``topic``, ``ext`` (the header's fields, including a signature) and ``body``. ``batch.live`` omits rows that other
     plugins refused. May: call ``batch.refuse(row, code, remark)`` and ``connection.throttle``; set
     ``connection.identity``. Order: authenticate with ``tryfirst``, authorize without it.
@@ -241,7 +241,7 @@ def authorize(batch: RequestBatch) -> None:
 def before_append(batch: AppendBatch) -> None:
     """Check, change or refuse messages before the broker appends them to the log.
 
-    When: sweep, after the processors have parsed the requests and before the log assigns offsets. Batch: columns by
+    When: turn, after the processors have parsed the requests and before the log assigns offsets. Batch: columns by
     row. Check ``batch.traits`` first, and return if none of them concerns the plugin. A plugin gets batches of the
     source ``client`` only, unless its attribute ``sources`` names others (:class:`gantrymq.kernel.batch.Source`).
     May: change topic, queue, properties and body; call ``batch.refuse(row, code, remark)``, or ``batch.settle`` for a
@@ -255,7 +255,7 @@ def before_append(batch: AppendBatch) -> None:
 def appended(batch: AppendBatch) -> None:
     """Messages are in the commit log; they are not committed yet.
 
-    When: sweep, once for each batch of which the log has stored at least one row. Batch: that of ``before_append``, of
+    When: turn, once for each batch of which the log has stored at least one row. Batch: that of ``before_append``, of
     all sources; ``place_of(row)`` is (-1, -1) for a row that was refused or settled. Records that a slave copies come
     without a batch and do not call this hook.
     May: only observe. A crash may remove what was appended: build state in ``dispatch``.
@@ -267,7 +267,7 @@ def appended(batch: AppendBatch) -> None:
 def acked(batch: AckedBatch) -> None:
     """Each row of a batch has its final status, and the responses were sent.
 
-    When: sweep, once for each batch of ``before_append``, of all sources, also if all rows were refused. Batch:
+    When: turn, once for each batch of ``before_append``, of all sources, also if all rows were refused. Batch:
     ``messages`` (the batch of ``before_append`` with ``statuses``, ``remarks`` and ``place_of(row)``), and ``seconds``
     from when the broker took it until its responses were sent.
     May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
@@ -279,7 +279,7 @@ def acked(batch: AckedBatch) -> None:
 def dispatch(batch: DispatchBatch) -> None:
     """Observe committed messages in log order, without gaps. Their queue entries are readable already.
 
-    When: sweep, after the responses of the turn and before the next request is received, and during recovery with
+    When: turn, after the responses and before the next request is received, and during recovery with
     ``batch.replay`` set. May: build derived state; read the messages; append others, unless ``batch.replay`` is set.
     The same log offset may come again after a restart, so the plugin must be idempotent by offset.
     Errors: stop the broker. First user: longpoll.
@@ -290,7 +290,7 @@ def dispatch(batch: DispatchBatch) -> None:
 def before_deliver(batch: DeliverBatch) -> None:
     """Change or withhold stored messages before a peer gets them: by a pull, a query, a check-back, direct consumption.
 
-    When: sweep, one call for each response, with all its messages. Batch: ``connection``, ``group``, ``purpose``,
+    When: turn, one call for each response, with all its messages. Batch: ``connection``, ``group``, ``purpose``,
     columns.
     May: change body and properties; call ``batch.withhold(row)``, after which a consumer continues behind the row.
     Order: as in ``before_append``. A plugin that encodes with ``trylast`` there decodes with ``tryfirst`` here.
@@ -304,7 +304,7 @@ def before_deliver(batch: DeliverBatch) -> None:
 def hold_pulls(batch: PullBatch) -> bool | None:
     """Hold pulls that found no message and may wait.
 
-    When: sweep. Return True to hold the rows, and call ``batch.resume(rows)`` when messages arrive or the time is up.
+    When: turn. Return True to hold the rows, and call ``batch.resume(rows)`` when messages arrive or the time is up.
     Return None to leave them to the next plugin; if no plugin holds them, the response is "not found".
     First user: longpoll.
     """
@@ -338,7 +338,7 @@ def groups_changed(batch: GroupsBatch) -> None:
 def offsets_committed(batch: OffsetsBatch) -> None:
     """Consumer groups have committed offsets, or an administrator or the master of a slave has set them.
 
-    When: sweep, after the requests, in a task of the plugin ``offsets``. Batch: the newest offset of each queue of a
+    When: turn, after the requests, in a task of the plugin ``offsets``. Batch: the newest offset of each queue of a
     group whose offset has changed since the last call. The offsets may not be on the disk yet. Those of the file are
     not reported at the start, and neither are offsets of deleted groups and topics.
     May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.
@@ -350,7 +350,7 @@ def offsets_committed(batch: OffsetsBatch) -> None:
 def dead_lettered(batch: DeadLettersBatch) -> None:
     """Messages have become dead letters: groups failed too often to consume them.
 
-    When: sweep, on the master, when the dead letters have their final status. Batch: group, first topic and place of
+    When: turn, on the master, when the dead letters have their final status. Batch: group, first topic and place of
     each. A broker that is killed at that moment does not report them again: a plugin that must see each dead letter
     finds them in ``dispatch``, by their topics ``%DLQ%group``.
     May: only observe. Errors: are logged; a plugin that failed ten times is not called again, unless it is essential.

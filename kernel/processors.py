@@ -113,7 +113,7 @@ class ObservedRequest(Request):
 
 @attrs.define
 class RequestBatch:
-    """The requests of one sweep from all connections, before any processor gets them."""
+    """The requests of one turn from all connections, before any processor gets them."""
 
     requests: list[Request]
     refusals: dict[int, tuple[int, str]] = attrs.field(factory=dict, init=False)
@@ -160,7 +160,7 @@ def attach_observers(batch: RequestBatch, *, keep: bool) -> None:
 
 
 class BatchProcessor(Protocol):
-    """Answers frequent request codes: one call per sweep with all requests of its codes, in order of arrival.
+    """Answers frequent request codes: one call per turn with all requests of its codes, in order of arrival.
 
     It may have ``readers``: by request code, the function that parses a header of the form that clients write, in place
     of the decoder (``kernel/fast``, and for the compiled twin ``_requests.pxd`` there).

@@ -319,7 +319,7 @@ class TransactedStore:
     def halves(
         self, bodies: list[bytes], *, group: str = GROUP, topic: str = "T", queue_id: int = 0, more: bytes = b""
     ) -> AppendBatch:
-        """Send half messages in one batch, as in one sweep."""
+        """Send half messages in one batch, as in one turn."""
         batch = fast.new_batch(_ignore_waits, Source.CLIENT)
         batch.traits = Trait.PREPARED
         for body in bodies:

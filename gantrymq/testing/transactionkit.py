@@ -84,7 +84,7 @@ def what_is_rolled_back_is_never_seen(strategy: Strategy) -> None:
 
 
 def the_first_outcome_wins(strategy: Strategy) -> None:
-    """Commit twice, commit then rollback, rollback then commit; in one sweep, later, and after any restart."""
+    """Commit twice, commit then rollback, rollback then commit; in one turn, later, and after any restart."""
     for first, second in ((COMMIT, COMMIT), (COMMIT, ROLLBACK), (ROLLBACK, COMMIT), (ROLLBACK, ROLLBACK)):
         wanted = [b"x"] if first == COMMIT else []
         for restart in (None, *RESTARTS):

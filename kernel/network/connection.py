@@ -1,4 +1,4 @@
-"""The connection of one peer, and the changes of connections in one sweep."""
+"""The connection of one peer, and the changes of connections in one turn."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def _behind(data: bytes | memoryview, sent: int) -> bytes | memoryview:
 
 @attrs.define
 class ConnectionsBatch:
-    """The connections that were opened, identified and closed in one sweep."""
+    """The connections that were opened, identified and closed in one turn."""
 
     opened: list[Connection] = attrs.field(factory=list)
     closed: list[Connection] = attrs.field(factory=list)

@@ -40,7 +40,7 @@ CONGESTED_S: Final = 0.02
 
 
 class RequestTable:
-    """The request codes and their processors; one call handles all requests of a sweep.
+    """The request codes and their processors; one call handles all requests of a turn.
 
     Requests for batch processors are answered at once, others while ``limits.turn_budget`` lasts. The rest waits for a
     later turn, together with the following requests of the same connection.

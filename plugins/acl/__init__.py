@@ -55,7 +55,7 @@ NAMED_RIGHTS = ("admin", "send", "read", "topic", "consume", "group")
 
 
 class AclPlugin:
-    """One object a broker; it decides about all requests of a sweep in one call."""
+    """One object a broker; it decides about all requests of a turn in one call."""
 
     name = "acl"
     slot = "access_control"

@@ -97,7 +97,7 @@ class ClientsPlugin:
         self._changed.set()
 
     async def _notify(self) -> None:
-        # a separate task, so that all changes of one sweep cause one notification per group
+        # a separate task, so that all changes of one turn cause one notification per group
         while True:
             await self._changed.wait()
             self._changed = trio.Event()

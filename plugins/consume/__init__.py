@@ -9,7 +9,7 @@ memory) and ``slave_read_enable``.
 Files: none.
 Replaces RocketMQ's ``PullMessageProcessor`` and ``DefaultMessageStore.getMessage``.
 
-A pull is answered in the sweep in which it arrives, unless other pulls have used up its budget, or its messages are
+A pull is answered in the turn in which it arrives, unless other pulls have used up its budget, or its messages are
 only on the disk: a worker thread reads those, so that readers of old messages do not delay senders.
 
 A pull that finds nothing and may wait goes to the hook ``hold_pulls``; if no plugin holds it, the response is "not
@@ -67,7 +67,7 @@ class ConsumePlugin:
 
     @hookimpl
     def collect_metrics(self, broker: Broker, metrics: Metrics) -> None:
-        """Report the task for pulls that were not answered in the sweep in which they arrived."""
+        """Report the task for pulls that were not answered in the turn in which they arrived."""
         metrics.gauge(
             "rocketmq_processor_watermark", "Requests that wait for their turn or for the disk",
             len(self._processor.postponed), processor="pull",

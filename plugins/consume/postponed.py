@@ -1,4 +1,4 @@
-"""Pulls that are not answered in the sweep in which they arrive, so that large reads and reads from the disk do not
+"""Pulls that are not answered in the turn in which they arrive, so that large reads and reads from the disk do not
 delay senders."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class ProducePlugin:
-    """Answers the three send requests with one processor, so that a sweep is one batch."""
+    """Answers the three send requests with one processor, so that the requests of a turn are one batch."""
 
     name = "produce"
     essential = True

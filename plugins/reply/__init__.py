@@ -49,7 +49,7 @@ class ReplyPlugin:
 
     @hookimpl
     def register_processors(self, broker: Broker) -> dict[int, Processor]:
-        """Register both codes for one processor, so that the replies of a sweep are one batch."""
+        """Register both codes for one processor, so that the replies of a turn are one batch."""
         self._processor = ReplyProcessor(broker, self._config, self._pusher)
         live = broker.registry.find(LiveSettings)
         if live is not None:

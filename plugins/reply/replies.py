@@ -56,7 +56,7 @@ class _Reply:
 
 
 class ReplyProcessor:
-    """Batch processor of 324 and 325: the replies of a sweep are stored as one batch, and pushed meanwhile."""
+    """Batch processor of 324 and 325: the replies of a turn are stored as one batch, and pushed meanwhile."""
 
     def __init__(self, broker: Broker, config: ReplyConfig, pusher: Pusher) -> None:
         self.store = config.store
@@ -73,7 +73,7 @@ class ReplyProcessor:
         self._outages = Outages(log, broker.env.monotonic)
 
     def handle(self, requests: list[Request]) -> None:
-        """Process all replies of the sweep; an invalid one is answered at once and does not affect others."""
+        """Process all replies of the turn; an invalid one is answered at once and does not affect others."""
         batch = AppendBatch(done=self._stored, source=Source.CLIENT)
         for request in requests:
             try:

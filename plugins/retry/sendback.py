@@ -43,7 +43,7 @@ UNIT_SUBSCRIPTION = 2
 
 
 class SendBackProcessor:
-    """Batch processor of 36: all requests of a sweep become one batch."""
+    """Batch processor of 36: all requests of a turn become one batch."""
 
     def __init__(self, broker: Broker, topics: TopicTable, groups: GroupTable, dead_letters: DeadLetters) -> None:
         self._broker = broker

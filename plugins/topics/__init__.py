@@ -132,7 +132,7 @@ class TopicsPlugin:
 
     @hookimpl(trylast=True)
     def before_append(self, batch: AppendBatch) -> None:
-        """Write topics that messages of this sweep created, before the messages are appended."""
+        """Write topics that messages of this turn created, before the messages are appended."""
         self._save_topics()
 
     def _save_topics(self) -> None:

@@ -39,7 +39,7 @@ log = structlog.get_logger("gantrymq.transaction")
 
 
 class EndTransactions:
-    """Batch processor of 37: all requests of a sweep go to the strategy in one call."""
+    """Batch processor of 37: all requests of a turn go to the strategy in one call."""
 
     def __init__(self, store: Store, strategy: Strategy, clock: Callable[[], float], *, is_slave: bool) -> None:
         """``clock``: monotonic seconds."""

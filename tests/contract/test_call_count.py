@@ -40,7 +40,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counted
 
 
-async def calls_of_a_sweep(broker: Broker, rows: int, calls: Counter[str]) -> Counter[str]:
+async def calls_of_a_turn(broker: Broker, rows: int, calls: Counter[str]) -> Counter[str]:
     """Which hooks one batch of ``rows`` messages enters, from the send to the wake-up of the readers."""
     calls.clear()
     done: list[AppendBatch] = []
@@ -56,10 +56,10 @@ async def calls_of_a_sweep(broker: Broker, rows: int, calls: Counter[str]) -> Co
 
 
 @pytest.mark.trio
-async def test_a_sweep_calls_the_same_hooks_for_1_and_512_messages(tmp_path: Path, calls: Counter[str]) -> None:
+async def test_a_turn_calls_the_same_hooks_for_1_and_512_messages(tmp_path: Path, calls: Counter[str]) -> None:
     async with run_broker(make_broker(tmp_path / "store")) as broker:
-        one = await calls_of_a_sweep(broker, 1, calls)
-        many = await calls_of_a_sweep(broker, 512, calls)
+        one = await calls_of_a_turn(broker, 1, calls)
+        many = await calls_of_a_turn(broker, 512, calls)
         assert one == many
         assert one["produce.before_append"] == 1
         assert one["longpoll.dispatch"] == 1

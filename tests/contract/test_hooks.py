@@ -65,7 +65,7 @@ def test_each_entry_of_a_hook_has_all_fields_in_order(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOOKS)
 def test_each_entry_of_a_hook_names_its_kind_as_the_hook_does(name: str) -> None:
-    kind = re.search(r"When: (once|rare|sweep)\b", HOOKS[name].__doc__ or "")
+    kind = re.search(r"When: (once|rare|turn)\b", HOOKS[name].__doc__ or "")
     assert kind, f"{name}: the docstring names no kind"
     section = PAGE.read_text().partition(f"## `{name}(")[2]
     assert section.partition("- **When:** ")[2].startswith(kind[1])

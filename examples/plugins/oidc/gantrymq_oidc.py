@@ -95,7 +95,7 @@ class Refused(Exception):
 
 
 class OidcPlugin:
-    """One object per broker; it decides about all requests of a sweep in one call."""
+    """One object per broker; it decides about all requests of a turn in one call."""
 
     name = "oidc"
     version = "1.0.0"

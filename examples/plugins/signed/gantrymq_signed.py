@@ -48,7 +48,7 @@ class SignedConfig:
 
 
 class SignedPlugin:
-    """One object a broker; it decides about all requests of a sweep in one call."""
+    """One object a broker; it decides about all requests of a turn in one call."""
 
     name = "signed"
     version = "1.0.0"

@@ -48,7 +48,7 @@ class StampConfig:
 
 
 class StampPlugin:
-    """The broker creates one object, and calls a hook once for all messages of a sweep."""
+    """The broker creates one object, and calls a hook once for all messages of a turn."""
 
     name = "stamp"
     version = "1.0.0"

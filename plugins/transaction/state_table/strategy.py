@@ -159,7 +159,7 @@ class StateTableStrategy:
         return named, others
 
     def end(self, endings: list[Ending]) -> None:
-        """See :class:`Strategy`. Appends the commits and rollbacks of a sweep as one batch."""
+        """See :class:`Strategy`. Appends the commits and rollbacks of a turn as one batch."""
         batch = AppendBatch(done=_reply, source=Source.TRANSACTION)
         begun: dict[int, int] = {}
         for ending in endings:

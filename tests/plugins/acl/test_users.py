@@ -314,7 +314,7 @@ async def ask_together(broker: Broker, *commands: Command) -> list[Command]:
 async def test_a_user_that_deletes_itself_makes_no_super_user_and_no_account_by_requests_that_wait(
     tmp_path: Path, accounts: str | None
 ) -> None:
-    """Requests of one sweep are allowed before the first one runs."""
+    """Requests of one turn are allowed before the first one runs."""
     for command, text in (
         (user(C.AUTH_CREATE_USER, "mallory", password="mallory-password", userType="Super"), "by super user"),
         (Command(C.UPDATE_AND_CREATE_ACL_CONFIG, {"accessKey": "mallory-account", "secretKey": "mallory-account",

@@ -240,7 +240,7 @@ def strange(properties: bytes) -> Step:
 
 
 def end(which: list[tuple[int, bool, bool, bool]]) -> Step:
-    """Ends of one sweep: of which message, whether commit, whether oneway, whether in a form that is not usual."""
+    """Ends of one turn: of which message, whether commit, whether oneway, whether in a form that is not usual."""
 
     def step(world: TransactedStore, halves: list[Half]) -> Any:
         requests, peers = [], []
