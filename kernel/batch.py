@@ -131,7 +131,7 @@ class AppendBatch:
     own_queue_offsets: dict[int, int] = attrs.field(factory=dict)
     """By row: the queue offset in the record of a row without a queue entry (``record.PREPARED_BIT``); default 0."""
 
-    answers: dict[int, dict[str, str]] = attrs.field(factory=dict)
+    response_fields: dict[int, dict[str, str]] = attrs.field(factory=dict)
     """By row: additional fields of the response to its sender, if the message is stored."""
 
     statuses: list[int] = attrs.field(factory=list)

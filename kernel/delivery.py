@@ -35,7 +35,7 @@ from gantrymq.remoting.records import HEADS, MAGIC_V1
 log = structlog.get_logger("gantrymq.delivery")
 
 HOOK: Final = "before_deliver"
-ANSWER_MAX_BYTES: Final = 15 * 1024 * 1024
+RESPONSE_MAX_BYTES: Final = 15 * 1024 * 1024
 """The size of a response after which further messages wait for the next one; RocketMQ's clients accept frames of
 16 MiB."""
 _CRC_AT: Final = 8
@@ -127,7 +127,7 @@ class Deliveries:
             *_changed_rows(stored_bodies, batch.bodies),
             *_changed_rows(stored_properties, batch.properties),
         }  # fmt: skip
-        if fault is None and not changed and not batch.withheld and len(records) <= ANSWER_MAX_BYTES:
+        if fault is None and not changed and not batch.withheld and len(records) <= RESPONSE_MAX_BYTES:
             return Delivered(records, count, count)
         parts: list[bytes] = []
         size = 0
@@ -137,7 +137,7 @@ class Deliveries:
             part = records[starts[row] : starts[row + 1]]
             if row in changed:
                 part = _rewritten(part, batch.bodies[row], batch.properties[row])
-            if parts and size + len(part) > ANSWER_MAX_BYTES:
+            if parts and size + len(part) > RESPONSE_MAX_BYTES:
                 return Delivered(b"".join(parts), len(parts), row)
             parts.append(part)
             size += len(part)

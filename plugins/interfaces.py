@@ -146,7 +146,7 @@ class SendRules(Protocol):
     """The rules for messages from clients, and the fields of their responses (plugin ``produce``)."""
 
     @property
-    def answer_fields(self) -> Mapping[str, str]:
+    def response_fields(self) -> Mapping[str, str]:
         """The header fields of every response to a sender: MSG_REGION and TRACE_ON. Do not change them."""
 
     def check_topic(self, header: SendMessageHeader) -> TopicConfig:

@@ -219,7 +219,7 @@ cdef class Member:
 cdef class Loop:
     """See the plain twin."""
 
-    cdef readonly int64_t last_answer
+    cdef readonly int64_t last_response
     cdef object epoll
     cdef int epoll_fd
     cdef list members  # by descriptor
@@ -315,7 +315,7 @@ cdef class Loop:
             return 0
         if size < 0:
             return self.leave(member, events, 0, 0, error_of(errno), left)
-        self.last_answer = clock_ns()
+        self.last_response = clock_ns()
         if member.pulls:
             return self.handle_pulls(member, size, events, left)
         return self.handle_sends(member, size, events, left)
@@ -368,13 +368,13 @@ cdef class Loop:
         state.messages += count * state.request_messages
         state.size += count * state.request_size
         for index in range(count):
-            state.record_latency(self.last_answer - times[self.slots[index]])
+            state.record_latency(self.last_response - times[self.slots[index]])
         for index in range(count):
             slot = self.slots[index]
             if place != NULL:
                 slot = place[0] % slot_count
                 place[0] += 1
-            times[slot] = self.last_answer
+            times[slot] = self.last_response
             self.parts[index].iov_base = PyBytes_AS_STRING(member.frames[slot])
             self.parts[index].iov_len = PyBytes_GET_SIZE(member.frames[slot])
             total += self.parts[index].iov_len
@@ -402,8 +402,8 @@ cdef class Loop:
             state.requests += 1
             state.messages += count_records(frame.body, frame.body_size, following - offsets[slot])
             state.size += frame.body_size
-            state.record_latency(self.last_answer - times[slot])
-            times[slot] = self.last_answer
+            state.record_latency(self.last_response - times[slot])
+            times[slot] = self.last_response
             offsets[slot] = following if following < most else member.begins.data.as_longlongs[slot]
             total += write_pull(self.outgoing + total, before, after, offsets[slot])
             taken += frame.size

@@ -38,7 +38,7 @@ class Loop:
     An added connection belongs to the caller until :meth:`resume`, and again once :meth:`poll` has returned it.
     """
 
-    last_answer = 0
+    last_response = 0
     """The time in nanoseconds of the last response that the loop received by itself."""
 
     def __init__(self, epoll: select.epoll) -> None:

@@ -92,7 +92,7 @@ class PullLoad:
             self.tally.messages += messages
             self.tally.bytes += size
 
-    def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
+    def take_responses(self, connection: Connection, data: bytes, now: int) -> bytes:
         """Count the received messages; returns the next requests."""
         count, end = count_frames(data)
         connection.keep(data, end)

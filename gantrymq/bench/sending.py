@@ -108,7 +108,7 @@ class SendLoad:
             self.tally.messages += messages
             self.tally.bytes += size
 
-    def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
+    def take_responses(self, connection: Connection, data: bytes, now: int) -> bytes:
         """Count the responses; returns the next requests."""
         if self._lone and data.startswith(self._success, 8) and 4 + _LENGTH(data)[0] == len(data):
             return self._answer(connection.fd, now)

@@ -34,7 +34,7 @@ class TransactLoad(SendLoad):
         self._frame = halves(load, self._body)
         self._commit = commits(load)
 
-    def answers(self, connection: Connection, data: bytes, now: int) -> bytes:
+    def take_responses(self, connection: Connection, data: bytes, now: int) -> bytes:
         """Count the answered commits; returns the commits of stored half messages, and new half messages."""
         commit: list[bytes] = []
         ended: list[int] = []

@@ -55,7 +55,7 @@ class Worker:
         self._loop = loop(self._epoll)
         self._open: dict[int, _Open] = {}
         self._ended = ""
-        self._last_answer = 0
+        self._last_response = 0
         self._last_message = (0, 0)
         self._last_result = (0, 0)
         self._acknowledged = 0
@@ -82,7 +82,7 @@ class Worker:
         begin = started + int(plan.warm_up * _SECOND)
         counted = any(load.load.requests for load in self.loads)
         stop = None if counted else begin + int(plan.seconds * _SECOND)
-        self._last_answer = started
+        self._last_response = started
         self._last_result = (0, started)
         measuring = not plan.warm_up
         if measuring:
@@ -113,7 +113,7 @@ class Worker:
             ):
                 break
             if self._paced and not self._is_send_outstanding():
-                self._last_answer = now  # the next request is not due yet
+                self._last_response = now  # the next request is not due yet
             self._check_timeout(now, measuring)
         end = time.perf_counter_ns()
         cpu = time.process_time() - cpu
@@ -133,7 +133,7 @@ class Worker:
         results = sum(load.tally.requests for load in self.loads)
         if results != self._last_result[0] or self._sending or not measuring:
             self._last_result = (results, now)
-        if now - self._last_answer > limit * _SECOND:
+        if now - self._last_response > limit * _SECOND:
             self._ended = f"no answer for {limit:g} s"
         elif now - self._last_result[1] > limit * _SECOND:
             self._ended = f"no message for {limit:g} s: the queues are empty"
@@ -179,8 +179,8 @@ class Worker:
     def _turn(self, wait: float, until: int) -> None:
         clock = time.perf_counter_ns
         left = self._loop.poll(wait, until)
-        if self._loop.last_answer > self._last_answer:
-            self._note_loop_answer(self._loop.last_answer)
+        if self._loop.last_response > self._last_response:
+            self._note_loop_response(self._loop.last_response)
         for fd, events, received, unsent in left:
             if fd == self._control:
                 self._ended = "stopped"
@@ -201,8 +201,8 @@ class Worker:
                 if data:
                     now = clock()
                     if isinstance(each.load, SendLoad) or not self._awaits_sends():
-                        self._last_answer = now
-                    more = each.load.answers(connection, data, now)
+                        self._last_response = now
+                    more = each.load.take_responses(connection, data, now)
                     if more and not connection.send(more):
                         self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
                 if connection.is_idle:
@@ -210,11 +210,11 @@ class Worker:
             except (OSError, GantryError, FatalRemoteFault) as error:
                 self._lose(each, error)
 
-    def _note_loop_answer(self, at: int) -> None:
+    def _note_loop_response(self, at: int) -> None:
         """The loop received a response at ``at`` (ns); its counts show whether that was the response to a send."""
         acknowledged = sum(load.acknowledged for load in self._sending)
         if acknowledged != self._acknowledged or not self._awaits_sends():
-            self._acknowledged, self._last_answer = acknowledged, at
+            self._acknowledged, self._last_response = acknowledged, at
 
     def _awaits_sends(self) -> bool:
         """Whether requests of sends are left or not answered. Then responses to pulls do not show that the broker

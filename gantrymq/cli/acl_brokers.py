@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
-ANSWER_S: Final = 10.0
+RESPONSE_S: Final = 10.0
 NEW_SECRET: Final = "GANTRYMQ_NEW_SECRET_KEY"  # noqa: S105 - the name of a variable
 SECRET_BYTES: Final = 24
 NO_ACCOUNTS: Final = "has no accounts: the plugin 'acl' is not enabled there"
@@ -134,7 +134,7 @@ async def call_if_served(channel: Channel, command: Command) -> Command | None:
     """As :func:`call`; None from a broker that does not serve the code."""
     from gantrymq.remoting.codes import ResponseCode
 
-    answer = await channel.call(command, ANSWER_S)
+    answer = await channel.call(command, RESPONSE_S)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return None
     if answer.code != ResponseCode.SUCCESS:

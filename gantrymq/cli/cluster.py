@@ -13,9 +13,9 @@ from gantrymq.cli.options import duration_option, json_option, print_result
 from gantrymq.cli.tables import print_rows
 from gantrymq.cli.watch import watch
 from gantrymq.failover.brokers import (
-    ANSWER_S,
     COLUMNS,
     REFUSING,
+    RESPONSE_S,
     UNREACHABLE,
     add_lags_of_silent_slaves,
     ask_broker,
@@ -82,7 +82,7 @@ def with_missing_masters(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 )
 @click.option("--accept-loss", is_flag=True, help="Promote even if acknowledged messages may be lost.")
 @duration_option(
-    "--response-timeout", ANSWER_S, "How long each broker may take to respond. A hung broker costs this once."
+    "--response-timeout", RESPONSE_S, "How long each broker may take to respond. A hung broker costs this once."
 )
 @duration_option("--timeout", PROMOTED_S, "How long the slave may take to be back as the master.")
 @json_option()

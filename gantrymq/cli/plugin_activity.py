@@ -12,7 +12,7 @@ import rich_click as click
 from gantrymq.cli.connecting import connect_settings, use_everywhere
 from gantrymq.cli.failures import CommandFailed
 
-ANSWER_S: Final = 5.0
+RESPONSE_S: Final = 5.0
 COLUMNS: Final = ("plugin", "hook", "calls/s", "rows/s", "us/call", "us/row", "busy %")
 
 
@@ -38,7 +38,7 @@ async def ask_broker(address: str, plugin: str | None = None, measure_seconds: i
     use_everywhere(connect_settings())
     header = DescribePluginsHeader(plugin_name=plugin, measure_seconds=measure_seconds)
     async with open_channel(address) as channel:
-        answer = await channel.call(Command(RequestCode.DESCRIBE_PLUGINS, header.to_ext()), ANSWER_S)
+        answer = await channel.call(Command(RequestCode.DESCRIBE_PLUGINS, header.to_ext()), RESPONSE_S)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise CommandFailed(
             f"{address} does not describe its plugins: it is a broker of RocketMQ, an older one, or a nameserver"
@@ -108,7 +108,7 @@ async def trace(address: str, seconds: float, interval: float, as_json: bool) ->
 
     from gantrymq.cli.tables import print_table
 
-    measured = math.ceil(2 * interval + ANSWER_S)
+    measured = math.ceil(2 * interval + RESPONSE_S)
     before = await ask_broker(address, measure_seconds=measured)
     for _ in range(max(round(seconds / interval), 1)):
         await trio.sleep(interval)

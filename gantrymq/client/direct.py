@@ -10,7 +10,7 @@ from gantrymq.client.errors import GantryError
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.running import DirectlyConsumed
 
-ANSWER_SECONDS: Final = 9.0
+RESPONSE_SECONDS: Final = 9.0
 """How long the application may take; brokers wait ten seconds."""
 
 
@@ -36,12 +36,12 @@ class DirectDelivery:
         raise GantryError("the message is consumed for an administrator, so that no reply is sent")
 
     async def verdict(self) -> DirectlyConsumed:
-        """Wait for the application, ``ANSWER_SECONDS`` at most."""
+        """Wait for the application, ``RESPONSE_SECONDS`` at most."""
         began = anyio.current_time()
-        with anyio.move_on_after(ANSWER_SECONDS):
+        with anyio.move_on_after(RESPONSE_SECONDS):
             await self._settled.wait()
         if not self._settled.is_set():
-            self._remark = f"not acknowledged within {ANSWER_SECONDS:g} s"
+            self._remark = f"not acknowledged within {RESPONSE_SECONDS:g} s"
         self.dropped = True
         spent = int((anyio.current_time() - began) * 1000)
         return DirectlyConsumed(consume_result=self._result, remark=self._remark, spent_time_mills=spent)

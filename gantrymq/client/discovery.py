@@ -15,7 +15,7 @@ from gantrymq.client.errors import ConnectFailed
 
 INTERVAL_SECONDS: Final = 120.0
 TIMEOUT_SECONDS: Final = 3.0
-ANSWER_MAX_BYTES: Final = 64 * 1024
+RESPONSE_MAX_BYTES: Final = 64 * 1024
 
 _UNIT = re.compile(r"[^\s@/?#&]+")
 
@@ -56,7 +56,7 @@ class Discovery:
         opener = build_opener(ProxyHandler({}))
         try:
             with opener.open(self.url, timeout=TIMEOUT_SECONDS) as response:
-                body = response.read(ANSWER_MAX_BYTES + 1)
+                body = response.read(RESPONSE_MAX_BYTES + 1)
                 status = response.status
         except HTTPError as error:
             error.close()
@@ -66,7 +66,7 @@ class Discovery:
             raise ConnectFailed(self.url, f"no nameservers: {getattr(error, 'reason', None) or error}") from None
         if status != 200:
             raise ConnectFailed(self.url, f"no nameservers: HTTP status {status}")
-        if len(body) > ANSWER_MAX_BYTES:
-            raise ConnectFailed(self.url, f"no nameservers: an answer of more than {ANSWER_MAX_BYTES} bytes")
+        if len(body) > RESPONSE_MAX_BYTES:
+            raise ConnectFailed(self.url, f"no nameservers: an answer of more than {RESPONSE_MAX_BYTES} bytes")
         lines = body.decode(errors="replace").strip().splitlines()
         return lines[0] if lines else ""

@@ -500,7 +500,7 @@ class Puller(Generic[R]):
         asked_at = anyio.current_time()
         answer = await channel.call(Command(RequestCode.PULL_MESSAGE, header.to_ext()), PULL_TIMEOUT_SECONDS)
         self._pulled_at = int(time.time() * 1000)
-        await self._take_answer(progress, answer, address)
+        await self._take_response(progress, answer, address)
         if progress.position == header.queue_offset:
             # a broker that holds no pulls, or repeats itself, must not be asked in a busy loop
             await anyio.sleep_until(asked_at + IDLE_INTERVAL_SECONDS)
@@ -524,7 +524,7 @@ class Puller(Generic[R]):
             outstanding=progress.outstanding,
         )  # fmt: skip
 
-    async def _take_answer(self, progress: Progress, answer: Command, address: str) -> None:
+    async def _take_response(self, progress: Progress, answer: Command, address: str) -> None:
         if answer.code not in PULL_CODES:
             sql = self._options.subscription.expression_type == SQL92
             if answer.code in _UNKNOWN_TO_BROKER or (sql and answer.code in _FILTER_UNKNOWN_TO_BROKER):

@@ -178,17 +178,17 @@ class Guard:
             self._open -= 1
 
 
-class Answer(JSONResponse):
-    """An answer of the API. RuntimeError if JSON cannot express it."""
+class ApiResponse(JSONResponse):
+    """A response of the API. RuntimeError if JSON cannot express it."""
 
     def render(self, content: Any) -> bytes:
         """In ASCII: half of a surrogate pair, which a peer can send in JSON, has no other form."""
         try:
             return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
         except ValueError as error:  # which would be a fault of the request
-            raise RuntimeError(f"the answer is not JSON: {error}") from error
+            raise RuntimeError(f"the response is not JSON: {error}") from error
 
 
 def refuse(status: int, code: str, text: str) -> JSONResponse:
     """An error of the API: ``{"error": {"code": ..., "message": ...}}``."""
-    return Answer({"error": {"code": code, "message": text}}, status)
+    return ApiResponse({"error": {"code": code, "message": text}}, status)

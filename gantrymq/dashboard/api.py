@@ -29,8 +29,8 @@ from gantrymq._version import __version__
 from gantrymq.client.errors import BrokerError, GantryError, NoRoute
 from gantrymq.client.groups import plan_reset, reset_offsets
 from gantrymq.dashboard import views
-from gantrymq.dashboard.access import COOKIE, Access, Answer, Guard, refuse
-from gantrymq.dashboard.schemas import ANSWERS, ERROR, FLAG, ROLE, SESSION, TEXT, WHOLE, Schema, fields, optional
+from gantrymq.dashboard.access import COOKIE, Access, ApiResponse, Guard, refuse
+from gantrymq.dashboard.schemas import ERROR, FLAG, RESPONSES, ROLE, SESSION, TEXT, WHOLE, Schema, fields, optional
 from gantrymq.message import Message
 from gantrymq.operations import dead_letters, groups
 from gantrymq.operations.brokers import brokers_without_master, runtime_info
@@ -149,7 +149,7 @@ Handler = Callable[["Client", Request, dict[str, Any]], Awaitable[Any]]
 @attrs.frozen
 class Operation:
     """One request of the API: ``query`` and ``body`` have the schemas of its parameters, ``required`` those that it
-    must have; :data:`~gantrymq.dashboard.schemas.ANSWERS` has the schema of its answer."""
+    must have; :data:`~gantrymq.dashboard.schemas.RESPONSES` has the schema of its response."""
 
     method: str
     path: str
@@ -544,7 +544,7 @@ async def _answered(operation: Operation, source: Source, request: Request, body
         with anyio.fail_after(TIMEOUT_S):
             client = source.ready() if operation.needs_cluster else None
             found = await operation.handler(client, request, body)  # type: ignore[arg-type]
-        return Answer(found)
+        return ApiResponse(found)
     except (BadRequest, ValueError, NotRecalled) as error:
         return refuse(400, "bad_request", str(error))
     except SlowBody as error:
@@ -649,7 +649,7 @@ def openapi_document() -> dict[str, Any]:
                     "schema": shown,
                 }
             )
-        described = _described(each.text, ANSWERS[each.method, each.path])
+        described = _described(each.text, RESPONSES[each.method, each.path])
         described["parameters"] = parameters
         if each.method != "GET":
             body: Schema = {"type": "object", "properties": each.body, "required": list(each.required)}

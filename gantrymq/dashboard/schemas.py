@@ -96,7 +96,7 @@ ROLE: Final = {"enum": ["viewer", "admin"]}
 SESSION: Final = fields(role=optional(ROLE), tokens=FLAG, version=TEXT)
 ERROR: Final = fields(error=fields(code=TEXT, message=TEXT))
 
-ANSWERS: Final[dict[tuple[str, str], Schema]] = {
+RESPONSES: Final[dict[tuple[str, str], Schema]] = {
     ("GET", "/overview"): fields(
         brokers=listed(BROKER), nameservers=listed(TEXT), topics=WHOLE, groups=optional(WHOLE),
         dead_letter_topics=WHOLE, lag=optional(WHOLE), stored_total=WHOLE, delivered_total=WHOLE, slowest=listed(GROUP),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gantrymq.client import Client
     from gantrymq.remoting.bodies.routes import ClusterInfo
 
-ANSWER_S: Final = 3.0
+RESPONSE_S: Final = 3.0
 """The default of ``--response-timeout``: how long a broker may take to answer."""
 UNREACHABLE: Final = "unreachable"
 REFUSING: Final = "refusing"
@@ -67,7 +67,7 @@ async def _ask_nameservers(client: Client, timeout: float) -> ClusterInfo:
 
 async def broker_rows(
     client: Client,
-    response_timeout: float = ANSWER_S,
+    response_timeout: float = RESPONSE_S,
     only: str | None = None,
     more: Mapping[str, int] | None = None,
     without: Collection[str] = (),

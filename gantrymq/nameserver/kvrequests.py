@@ -7,7 +7,7 @@ from collections.abc import Callable
 import structlog
 import trio
 
-from gantrymq.nameserver.answers import Handler, success
+from gantrymq.nameserver.handlers import Handler, success
 from gantrymq.nameserver.kv import KVConfig
 from gantrymq.remoting.bodies.tables import KVTable
 from gantrymq.remoting.codes import RequestCode, ResponseCode

@@ -13,9 +13,9 @@ import structlog
 import trio
 
 from gantrymq.nameserver.access import Identity, check_right, identify
-from gantrymq.nameserver.answers import Handler, success
 from gantrymq.nameserver.audit import Audit
 from gantrymq.nameserver.epochs import KnownEpochs
+from gantrymq.nameserver.handlers import Handler, success
 from gantrymq.nameserver.kv import ORDER_TOPIC_NAMESPACE, KVConfig
 from gantrymq.nameserver.kvrequests import KVRequests
 from gantrymq.nameserver.limits import NAME_MAX_CHARACTERS

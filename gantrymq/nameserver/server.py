@@ -38,7 +38,7 @@ from gantrymq.remoting.peers import LOOPBACK, FairShares, PeerRule, is_loopback,
 from gantrymq.remoting.tls import IN_TEST_MODE, FileChanges, ServerTls, TlsUnusable
 
 _RECEIVE_BYTES = 64 * 1024
-ANSWERS_BYTES = 256 * 1024
+RESPONSES_BYTES = 256 * 1024
 """Responses to requests that arrive together are sent together, in writes of about this size."""
 TURN_SECONDS = 0.005
 """How long the nameserver answers requests of one connection before it serves the others."""
@@ -438,7 +438,7 @@ class NameServer:
             text = await self._answer(connection, frames.pop())
             texts.append(text)
             size += len(text)
-            if size and (not frames or size > ANSWERS_BYTES):
+            if size and (not frames or size > RESPONSES_BYTES):
                 text = b"".join(texts)
                 texts.clear()
                 size = 0

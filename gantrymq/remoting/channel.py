@@ -554,7 +554,7 @@ class Channel:
         if answer is None or request.is_oneway or self._lost is not None:
             return
         if self._unread_bytes > UNREAD_MAX_BYTES:
-            log.warning("answers_not_read", address=self.address, bytes=self._unread_bytes)
+            log.warning("responses_not_read", address=self.address, bytes=self._unread_bytes)
             self._lose("the peer does not read the answers to its requests")
             return
         frame = encode(answer)

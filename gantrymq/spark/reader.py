@@ -25,7 +25,7 @@ BAD_BODIES_LOGGED = 10
 """The most messages of a range with unreadable bodies that are logged, except the 100th, the 1000th and so on."""
 RETRY_PAUSE_SECONDS = 0.5
 """The pause before a broker that does not answer is asked again."""
-EMPTY_ANSWERS_MAX = 16
+EMPTY_RESPONSES_MAX = 16
 """The most responses without a message and without a new offset; after them, a queue counts as stuck."""
 
 
@@ -48,7 +48,7 @@ def read_range(
     builder = make_builder(wanted.queue, columns, options.body_max_bytes, BATCH_BYTES, log_bad_body)
     source = _RetryingSource(wire, wanted, options)
     offset = wanted.start
-    empty_answers = 0
+    empty_responses = 0
     while offset < wanted.end:
         answer = source.pull(offset)
         asked = offset
@@ -63,8 +63,8 @@ def read_range(
             ended = answer.code in (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
             if ended and answer.max_offset <= offset:
                 next_offset = wanted.end  # the queue is shorter than it was when the range was planned
-            elif empty_answers < EMPTY_ANSWERS_MAX:
-                empty_answers += 1
+            elif empty_responses < EMPTY_RESPONSES_MAX:
+                empty_responses += 1
                 continue
             else:
                 what = f"a pull of {wanted.queue} at {offset} returns neither messages nor a new offset"

@@ -228,8 +228,8 @@ def _asked(world: TransactedStore) -> list[Half]:
     return [check_back.half for group in groups for producer in group for check_back in producer.take_check_backs()]
 
 
-def a_producer_is_asked_and_its_answer_counts(strategy: Strategy) -> None:
-    """No check-back is sent early, its offsets are valid in the answer, and producers get only those of their own
+def a_producer_gets_a_check_back_and_its_outcome_counts(strategy: Strategy) -> None:
+    """No check-back is sent early, an outcome with its offsets is valid, and producers get only those of their own
     group."""
     world = _fresh(strategy)
     world.producers.join("orders")
@@ -250,7 +250,7 @@ def a_producer_is_asked_and_its_answer_counts(strategy: Strategy) -> None:
     expect(_asked(world) == [], "it gets another check-back")
 
 
-def an_answer_may_have_the_offsets_of_the_send(strategy: Strategy) -> None:
+def an_outcome_may_have_the_offsets_of_the_send(strategy: Strategy) -> None:
     """A local branch takes long, and the producer ends it with the offsets from the response to its send (issue
     8158)."""
     for state in (COMMIT, ROLLBACK):
@@ -475,8 +475,8 @@ RULES: Final[tuple[Rule, ...]] = (
     forged_records_in_bodies_end_nothing,
     properties_of_the_broker_from_a_producer_have_no_effect,
     a_commit_that_is_refused_may_be_repeated,
-    a_producer_is_asked_and_its_answer_counts,
-    an_answer_may_have_the_offsets_of_the_send,
+    a_producer_gets_a_check_back_and_its_outcome_counts,
+    an_outcome_may_have_the_offsets_of_the_send,
     ended_transactions_get_no_check_back,
     a_group_without_producers_waits_for_one,
     what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages,

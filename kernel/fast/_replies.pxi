@@ -52,7 +52,7 @@ def answer_rows(batch):
         if request.connection is not connection:
             output.let_go(connection)
             connection = request.connection
-        frame = short_answer(SUCCESS, request.kind, request.opaque)
+        frame = short_response(SUCCESS, request.kind, request.opaque)
         put_bytes(output.reserve(PyBytes_GET_SIZE(frame)), frame)
         output.size += PyBytes_GET_SIZE(frame)
     output.let_go(connection)

@@ -210,7 +210,7 @@ cdef class AppendRows(Columns):
     cdef public object done
     cdef public int traits
     cdef public str source
-    cdef public dict remarks, settled, answers, attempts_max, own_queue_offsets
+    cdef public dict remarks, settled, response_fields, attempts_max, own_queue_offsets
     cdef public int64_t start, end, store_timestamp
     cdef public Py_ssize_t refused
     cdef bint listed, placed, frozen, waited

@@ -204,7 +204,7 @@ cdef class HotRequest:
         if not (self.answered or self.flag & ONEWAY):
             self.answered = True
             if remark is None and ext is None and not body:
-                self.connection.send_bytes(short_answer(code, self.kind, self.opaque))
+                self.connection.send_bytes(short_response(code, self.kind, self.opaque))
             else:
                 self.connection.send(Command(code, ext, body, self.opaque, RESPONSE, remark, kind=self.kind))
 
@@ -393,7 +393,7 @@ def read_requests(connection, buffer, limit, Readers readers=None):
             command = decode(Frame(mark >> 24, data[position + 8 : position + 8 + header_size],
                                    data[position + 8 + header_size : position + 4 + length]))
             if command.is_response:
-                connection.take_answer(command)
+                connection.take_response(command)
             else:
                 requests.append(Request(connection, command))
             if EFFORT.values >= effort_until:

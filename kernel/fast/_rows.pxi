@@ -88,7 +88,7 @@ cdef class AppendRows(Columns):
         self.source = source
         self.remarks = {}
         self.settled = {}
-        self.answers = {}
+        self.response_fields = {}
         self.attempts_max = {}
         self.own_queue_offsets = {}
         self.tied = {}

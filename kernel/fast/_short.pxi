@@ -4,7 +4,7 @@ from msgspec import ValidationError, defstruct
 from msgspec.json import Decoder
 
 cdef enum:
-    KEPT_ANSWERS = 256
+    KEPT_RESPONSES = 256
     KEPT_HEADERS = 256
     OPAQUE_AT = 8 + 5  # of a binary frame
 
@@ -24,7 +24,7 @@ cdef object decoder_of(kind):
     return found
 
 
-cdef bytes short_answer(code, int kind, int opaque):
+cdef bytes short_response(code, int kind, int opaque):
     """The frame of a response that has a code and nothing else."""
     cdef object key = (code, kind)
     cdef tuple form = _short_forms.get(key)
@@ -38,7 +38,7 @@ cdef bytes short_answer(code, int kind, int opaque):
             form = (frame[:OPAQUE_AT], frame[OPAQUE_AT + 4:])
         else:
             form = tuple(frame[8:].split(str(OPAQUE).encode(), 1))
-        if len(_short_forms) >= KEPT_ANSWERS:
+        if len(_short_forms) >= KEPT_RESPONSES:
             _short_forms.clear()
         _short_forms[key] = form
     first, last = form

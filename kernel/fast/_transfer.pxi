@@ -216,7 +216,7 @@ def write_ready(connections):
                 total += size
                 connection.outbound_bytes -= size
                 outbound.clear()
-                connection.largest_answer = 0
+                connection.largest_response = 0
                 continue
             left.append(connection)
             sock = connection.sock

@@ -82,7 +82,7 @@ def read_requests(
     frames are left for the next call.
 
     Raises ``FatalRemoteFault`` as :func:`cut_frames` and :func:`decode` do. Passes responses to
-    ``connection.take_answer``.
+    ``connection.take_response``.
     """
     requests: list[Any] = []
     # Copy the whole frames once; a slice of ``bytes`` is cheap. An incomplete long frame is not copied at each call.
@@ -109,7 +109,7 @@ def read_requests(
                     pass
         command = decode(Frame(mark >> 24, header, body))
         if command.is_response:
-            connection.take_answer(command)
+            connection.take_response(command)
         else:
             requests.append(Request(connection, command))
     cut_frames(data[position : position + 8], limit)  # refuses what can be no frame

@@ -87,7 +87,7 @@ class Connection:
 
     __slots__ = (
         "_asked", "_identity", "_is_held", "_is_throttled", "_opaque", "_owner", "active_at", "closed", "host", "id",
-        "inbound", "is_paused", "largest_answer", "outbound", "outbound_bytes", "partial_since", "peer", "peer_left",
+        "inbound", "is_paused", "largest_response", "outbound", "outbound_bytes", "partial_since", "peer", "peer_left",
         "silent_since", "site", "sock", "wants_write",
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ class Connection:
         self.inbound = bytearray()
         self.outbound: list[bytes | memoryview] = []
         self.outbound_bytes = 0
-        self.largest_answer = 0
+        self.largest_response = 0
         """Bytes of the largest response since everything was sent: any single response may wait, regardless of the
         limit."""
         self.active_at = now
@@ -150,8 +150,8 @@ class Connection:
         size = len(data)
         self.outbound.append(data)
         self.outbound_bytes += size
-        if size > self.largest_answer:
-            self.largest_answer = size
+        if size > self.largest_response:
+            self.largest_response = size
         self._owner.touch(self, size)
 
     def write(self) -> None:
@@ -170,7 +170,7 @@ class Connection:
             outbound[:] = [*rest, *outbound[1:]] if is_alone else rest
             if rest:
                 return
-        self.largest_answer = 0
+        self.largest_response = 0
 
     async def ask(self, command: Command, timeout_s: float) -> Command:
         """Send ``command`` as a request of the broker and wait for the peer's response, with any code.
@@ -197,7 +197,7 @@ class Connection:
             raise ChannelClosed(self.address, "the connection ended before the answer came")
         raise CallTimeout(self.address, f"no answer in {timeout_s:g} s")
 
-    def take_answer(self, command: Command) -> None:
+    def take_response(self, command: Command) -> None:
         """Process the peer's response to a request of the broker; a response without a waiting task is dropped."""
         asked = self._asked.get(command.opaque)
         if asked is not None and asked.answer is None:

@@ -338,7 +338,7 @@ class Sweep:
         if self._unsent > self._limits.buffered_bytes:
             self._flush_dirty()
             self._shed(self._unsent, lambda other: other.outbound_bytes, "unread responses fill the memory")
-        elif connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
+        elif connection.outbound_bytes - connection.largest_response > self._limits.write_buffer_bytes:
             self._flush(connection)
         if not self._in_turn:
             self._flush_dirty()
@@ -566,7 +566,7 @@ class Sweep:
             self.drop(connection, str(error))
             return
         self._unsent -= before - connection.outbound_bytes
-        if connection.outbound_bytes - connection.largest_answer > self._limits.write_buffer_bytes:
+        if connection.outbound_bytes - connection.largest_response > self._limits.write_buffer_bytes:
             reason = "its unread responses exceed limits.write_buffer_bytes"
             log.warning("slow_reader_closed", peer=connection.address, reason=reason)
             self.drop(connection, "the peer does not read its responses")

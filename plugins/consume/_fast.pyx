@@ -294,4 +294,4 @@ def gather(bytes entries, limits, int64_t oldest, matches, window, wrong, part):
         PyMem_Free(some)
 
 
-include "_answers.pxi"
+include "_responses.pxi"

@@ -14,8 +14,8 @@ else:
 
 KIND = twin.KIND
 READERS = twin.READERS
-PullAnswers = twin.PullAnswers
+PullResponses = twin.PullResponses
 gather = twin.gather
 read_pull_header = twin.read_pull_header
 
-__all__ = ["KIND", "READERS", "PullAnswers", "gather", "read_pull_header"]
+__all__ = ["KIND", "READERS", "PullResponses", "gather", "read_pull_header"]

@@ -155,7 +155,7 @@ class PullContext:
     """By the id of the suggested broker: templates for found messages, and for no matching messages."""
 
 
-class PullAnswers:
+class PullResponses:
     """Answers pulls within a :class:`PullContext`."""
 
     def __init__(self, context: PullContext) -> None:

@@ -17,7 +17,7 @@ from gantrymq.kernel.filters import CodeFilter
 from gantrymq.kernel.processors import Request
 from gantrymq.kernel.store.log.windows import LogWindows, NotCached
 from gantrymq.kernel.store.queues.consume_queue import ConsumeQueue
-from gantrymq.plugins.consume.fast import READERS, PullAnswers, read_pull_header
+from gantrymq.plugins.consume.fast import READERS, PullResponses, read_pull_header
 from gantrymq.plugins.consume.limits import TransferLimits
 from gantrymq.plugins.consume.plain import PullContext, PullForm, PullLimits, PullPolicy, pull_form
 from gantrymq.plugins.consume.postponed import TURN_BYTES, Postponed
@@ -74,7 +74,7 @@ class PullProcessor:
         )
         """The pulls that wait for their turn or for the disk. Run it as a task."""
         self._deliveries = broker.registry.find(Deliveries)
-        self._answers = PullAnswers(
+        self._responses = PullResponses(
             PullContext(
                 policy=self._policy,
                 find_queue=broker.queues.get,
@@ -101,7 +101,7 @@ class PullProcessor:
         done = 0
         self._until = self._clock() + self._turn_s
         while done < len(requests) and (not done or not self._is_late()):
-            done = self._answers.answer(requests, done, TURN_BYTES, partial(self._take, waiting, self._run))
+            done = self._responses.answer(requests, done, TURN_BYTES, partial(self._take, waiting, self._run))
             while done < len(requests) and not self.postponed.is_full and not self._is_late():
                 # Commit its offset now, before later commits; only the messages are read later.
                 self._take(waiting, self._postpone, requests[done])
@@ -177,7 +177,7 @@ class PullProcessor:
         given = -1
         if isinstance(wanted, CodeFilter):
             group = self._groups.find(pull.group) if self._suggestions.enabled else None
-            given = self._answers.resume(pull, wanted.codes, None if group is None else self._suggestions.of(group))
+            given = self._responses.resume(pull, wanted.codes, None if group is None else self._suggestions.of(group))
         if given >= 0:
             self._outages.over("consume_queue_unreadable", pull.topic, str(pull.queue_id))
             return given

@@ -92,7 +92,8 @@ class Recalls:
 
     def _answer(self, batch: AppendBatch) -> None:
         rules = self.broker.registry.find(SendRules)
-        common = {} if rules is None else rules.answer_fields  # clients trace recalls of brokers that name their region
+        # clients trace recalls of brokers that name their region
+        common = {} if rules is None else rules.response_fields
         for row, (request, handle) in enumerate(batch.origins):
             status = batch.statuses[row]
             if status in STORED:

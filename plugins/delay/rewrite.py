@@ -149,4 +149,4 @@ def _move_to_timer(batch: AppendBatch, row: int, timer: TimerTerms) -> None:
     unique = find_property(properties, UNIQ_KEY)
     if unique is not None and not topic.startswith(RETRY_PREFIX):
         handle = encode_handle(topic, timer.broker, out + 1, unique.decode("utf-8", "replace"))
-        batch.answers[row] = {"recallHandle": handle}
+        batch.response_fields[row] = {"recallHandle": handle}

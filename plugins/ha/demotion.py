@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("gantrymq.ha")
 
-ANSWER_S: Final = 2.0
+RESPONSE_S: Final = 2.0
 """How long a nameserver may take to report the ids in use, in seconds."""
 
 
@@ -44,7 +44,7 @@ async def _numbers_in_use(broker: Broker) -> Collection[int]:
     """Return the ids of the other brokers of this name, from the first nameserver that answers; empty if none does."""
     for nameserver in broker.config.broker.nameservers:
         try:
-            with trio.fail_after(ANSWER_S):
+            with trio.fail_after(RESPONSE_S):
                 async with open_channel(nameserver) as channel:
                     answer = await channel.call(Command(RequestCode.GET_BROKER_CLUSTER_INFO))
             found = ClusterInfo.from_bytes(answer.body or b"{}").broker_addr_table.get(broker.name)

@@ -39,10 +39,10 @@ def health_pages(health: BrokerHealth) -> dict[str, Page]:
     """``/healthz``, ``/readyz`` and ``/status.json``."""
 
     async def healthz(accept: str) -> tuple[int, str, bytes]:
-        return answer_of(health.not_alive())
+        return response_of(health.not_alive())
 
     async def readyz(accept: str) -> tuple[int, str, bytes]:
-        return answer_of(health.not_ready(), health.degraded())
+        return response_of(health.not_ready(), health.degraded())
 
     async def status(accept: str) -> tuple[int, str, bytes]:
         state: dict[str, Any] = health.status()
@@ -51,7 +51,7 @@ def health_pages(health: BrokerHealth) -> dict[str, Page]:
     return {"/healthz": healthz, "/readyz": readyz, "/status.json": status}
 
 
-def answer_of(reasons: Mapping[str, str], degraded: Mapping[str, str] | None = None) -> tuple[int, str, bytes]:
+def response_of(reasons: Mapping[str, str], degraded: Mapping[str, str] | None = None) -> tuple[int, str, bytes]:
     """The answer of ``/healthz`` and ``/readyz``; ``degraded`` leaves the status at 200."""
     status, text = (503, "") if reasons else (200, "ok\n")
     text += "".join(f"{name}: {reason}\n" for name, reason in {**reasons, **(degraded or {})}.items())

@@ -36,7 +36,7 @@ _PHRASES: Final = {
     431: "Request Header Fields Too Large", 500: "Internal Server Error", 503: "Service Unavailable",
 }  # fmt: skip
 
-Answer = tuple[int, str, bytes]
+Response = tuple[int, str, bytes]
 
 
 class HttpServer:
@@ -82,7 +82,7 @@ class HttpServer:
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             log.debug("http_reader_gone", reason=str(error) or "too slow")
 
-    async def _answer(self, head: bytes) -> tuple[bool, Answer]:
+    async def _answer(self, head: bytes) -> tuple[bool, Response]:
         """Whether the response must not have its body, and the response."""
         if len(head) > HEAD_MAX_BYTES:
             return False, _text(431, f"The head of a request may have {HEAD_MAX_BYTES} bytes.")
@@ -130,11 +130,11 @@ async def _read_head(stream: trio.SocketStream | EncryptedStream) -> bytes | Non
     return head[:end]
 
 
-def _text(status: int, text: str) -> Answer:
+def _text(status: int, text: str) -> Response:
     return status, TEXT, f"{text}\n".encode()
 
 
-def _encoded(answer: Answer, *, without_body: bool) -> bytes:
+def _encoded(answer: Response, *, without_body: bool) -> bytes:
     status, content_type, body = answer
     allow = "Allow: GET, HEAD\r\n" if status == 405 else ""
     head = (

@@ -41,7 +41,7 @@ Render = Callable[[str], Awaitable["Text"]]
 
 
 @attrs.frozen
-class _Answer:
+class _Response:
     status: int
     content_type: str
     body: bytes
@@ -82,13 +82,13 @@ class MetricsServer:
         except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
             log.debug("metrics_reader_gone", reason=str(error) or "too slow")
 
-    async def _answer(self, accept: str) -> _Answer:
+    async def _answer(self, accept: str) -> _Response:
         try:
             text = await self._render(accept)
         except Exception as error:
             self._outages.error("metrics_page_failed", error=repr(error), exc_info=True)
             return _text(500, "The page could not be made; the log has the reason.")
-        return _Answer(200, text.content_type, text.body)
+        return _Response(200, text.content_type, text.body)
 
 
 class _Reader:
@@ -97,7 +97,7 @@ class _Reader:
     def __init__(
         self,
         stream: trio.SocketStream | EncryptedStream,
-        page: Callable[[str], Awaitable[_Answer]],
+        page: Callable[[str], Awaitable[_Response]],
         timeout: float,
         *,
         is_local: bool,
@@ -136,7 +136,7 @@ class _Reader:
                 return event
             self._http.receive_data(bytes(await self._stream.receive_some(_RECEIVE_BYTES)))
 
-    async def _answer(self, request: h11.Request) -> _Answer:
+    async def _answer(self, request: h11.Request) -> _Response:
         host = b"".join(value for name, value in request.headers if name == b"host")  # h11 allows at most one
         if self._is_local and not names_loopback(host.decode("latin-1")):
             return _text(421, "Use the name 'localhost': this address is for this machine.")
@@ -149,7 +149,7 @@ class _Reader:
         accept = ", ".join(value.decode("latin-1") for name, value in request.headers if name == b"accept")
         return await self._page(accept)
 
-    async def _send(self, answer: _Answer, *, last: bool, head_only: bool = False) -> None:
+    async def _send(self, answer: _Response, *, last: bool, head_only: bool = False) -> None:
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         headers = [
@@ -165,8 +165,8 @@ class _Reader:
             await self._stream.send_all(b"".join(part or b"" for part in (head, body, end)))
 
 
-def _text(status: int, text: str) -> _Answer:
-    return _Answer(status, _PLAIN, f"{text}\n".encode())
+def _text(status: int, text: str) -> _Response:
+    return _Response(status, _PLAIN, f"{text}\n".encode())
 
 
 def _listen(env: Env, wanted: str) -> Listener:

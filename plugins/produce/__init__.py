@@ -58,7 +58,7 @@ class ProducePlugin:
             broker,
             broker.registry.get(TopicTable),
             broker.registry.get(GroupTable),
-            self._rules.answer_fields,
+            self._rules.response_fields,
         )
         self._room = record_room(broker)
         codes = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)

@@ -526,7 +526,10 @@ def answer_sends(batch, form, fallback):
         if sender.first < following:
             continue
         origin = some.origins_kept[number]
-        if type(origin) is not SendRequest or some.remarks or (some.answers and sender.first in some.answers):
+        if (
+            type(origin) is not SendRequest or some.remarks
+            or (some.response_fields and sender.first in some.response_fields)
+        ):
             replies.output.let_go(connection)
             following = fallback(batch, sender.first)
             continue
@@ -559,7 +562,7 @@ cdef int answer_lists(AppendRows some, form, fallback) except -1:
     while row < count:
         if (
             type(origins[row]) is SendRequest and statuses[row] == SUCCESS and row not in some.remarks
-            and row not in some.settled and row not in some.answers
+            and row not in some.settled and row not in some.response_fields
             and as_int32(queue_ids[row], &queue_id) and as_int64(queue_offsets[row], &queue_offset)
             and as_int64(offsets[row], &offset)
         ):

@@ -329,7 +329,7 @@ def answer_sends(batch: AppendBatch, form: ReplyForm, fallback: Callable[[Append
     A response in ``form`` to a row whose origin is the request itself can be sent here.
     """
     template, prefixes = _template(form)
-    remarks, settled, answers = batch.remarks, batch.settled, batch.answers
+    remarks, settled, more_fields = batch.remarks, batch.settled, batch.response_fields
     columns = (batch.origins, batch.statuses, batch.offsets, batch.queue_ids, batch.queue_offsets)
     row = following = 0
     if any(len(column) != len(batch) for column in columns):  # refused before the append
@@ -343,7 +343,7 @@ def answer_sends(batch: AppendBatch, form: ReplyForm, fallback: Callable[[Append
             continue
         if (
             type(request) is not SendRequest or status is not _SUCCESS
-            or row in remarks or row in settled or row in answers
+            or row in remarks or row in settled or row in more_fields
         ):  # fmt: skip
             _send(connection, frames)
             following = fallback(batch, row)

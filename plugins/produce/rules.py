@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Rules:
-    """Provides ``SendRules``. ``answer_fields``: the fields of each response to a sender."""
+    """Provides ``SendRules``. ``response_fields``: the fields of each response to a sender."""
 
-    def __init__(self, broker: Broker, answer_fields: dict[str, str]) -> None:
-        self.answer_fields = answer_fields
+    def __init__(self, broker: Broker, response_fields: dict[str, str]) -> None:
+        self.response_fields = response_fields
         self._broker = broker
 
     def check_topic(self, header: SendMessageHeader) -> TopicConfig:

@@ -250,7 +250,7 @@ class SendProcessor:
                 told, queue_offset, more = _settled_queue(batch, place), place.queue_offset, {}
             else:
                 told = batch.queue_ids[first] if queue_id is None else queue_id
-                queue_offset, more = batch.queue_offsets[first], batch.answers.get(first, {})
+                queue_offset, more = batch.queue_offsets[first], batch.response_fields.get(first, {})
             fields = {
                 **fields, "msgId": ids, "queueId": str(int(told)), "queueOffset": str(queue_offset), **more,
             }  # fmt: skip

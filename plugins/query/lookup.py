@@ -17,7 +17,7 @@ from gantrymq.remoting.properties import KEYS, UNIQ_KEY, decode_properties
 if TYPE_CHECKING:
     from gantrymq.kernel.api import Broker
 
-ANSWER_MAX_BYTES: Final = 15 * 1024 * 1024
+RESPONSE_MAX_BYTES: Final = 15 * 1024 * 1024
 """The most bytes of one response; RocketMQ's clients accept frames of 16 MiB."""
 READS_MAX: Final = 10_000
 """The most messages that one search reads without a match."""
@@ -53,7 +53,7 @@ def find_messages(broker: Broker, index: MessageIndex, search: KeySearch) -> lis
             data = read_intact(broker, offset)
             if data is not None and search.is_met(decode(data, check_body=False)[0]):
                 total += len(data)
-                if found and total > ANSWER_MAX_BYTES:
+                if found and total > RESPONSE_MAX_BYTES:
                     break
                 found.append(data)
             if len(found) >= search.limit or reads >= READS_MAX:

@@ -79,7 +79,7 @@ class ReplyProcessor:
             try:
                 self._take(batch, request)
             except RemoteFault as fault:
-                request.answer(fault.code, fault.remark, dict(self._rules.answer_fields))
+                request.answer(fault.code, fault.remark, dict(self._rules.response_fields))
         if len(batch):
             self._broker.append(batch)
         self._broker.yield_to_tasks()  # that push
@@ -201,7 +201,7 @@ class ReplyProcessor:
         ok, place = reply.remark is None, reply.place
         if ok and place is None:
             place = SendMessageResponse(msg_id=NOT_STORED, queue_id=reply.queue_id, queue_offset=0)
-        fields = dict(self._rules.answer_fields) | (place.to_ext() if place is not None else {})
+        fields = dict(self._rules.response_fields) | (place.to_ext() if place is not None else {})
         reply.request.answer(ResponseCode.SUCCESS if ok else ResponseCode.SYSTEM_ERROR, reply.remark, fields)
 
 

@@ -126,7 +126,7 @@ async def test_administrators_can_query_a_consumers_progress(fake_cluster: Calla
 async def test_administrators_can_have_a_message_consumed_directly(
     fake_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gantrymq.client.direct.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("gantrymq.client.direct.RESPONSE_SECONDS", 0.3)
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         broker = cluster.broker
         for number in range(3):

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 import gantrymq
 import gantrymq.sync
-from gantrymq.client.discovery import ANSWER_MAX_BYTES
+from gantrymq.client.discovery import RESPONSE_MAX_BYTES
 
 pytestmark = pytest.mark.anyio
 
@@ -126,7 +126,7 @@ async def test_new_nameserver_addresses_are_used_and_old_connections_closed(
         (204, "", "HTTP status 204"),
         (200, "", "its response names no nameservers: no nameserver given"),
         (200, "<html>hello</html>", "its response names no nameservers: '<html>hello</html>' is not an address"),
-        (200, "x" * (ANSWER_MAX_BYTES + 1), "more than 65536 bytes"),
+        (200, "x" * (RESPONSE_MAX_BYTES + 1), "more than 65536 bytes"),
     ],
 )
 async def test_an_invalid_response_of_the_url_is_reported(

@@ -52,7 +52,7 @@ class Peer:
     host = b"\x7f\0\0\x01\0\0\0\0"
     closed = False
 
-    def take_answer(self, command: object) -> None:
+    def take_response(self, command: object) -> None:
         """An answer to a request of ours."""
 
 

@@ -162,7 +162,7 @@ def test_fatal_errors_of_plugins_end_the_broker() -> None:
 
 
 def test_messages_that_grow_are_moved_to_the_next_response(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "ANSWER_MAX_BYTES", 2500)
+    monkeypatch.setattr(delivery, "RESPONSE_MAX_BYTES", 2500)
 
     def grow(batch: DeliverBatch) -> None:
         for row in batch.live:
@@ -172,7 +172,7 @@ def test_messages_that_grow_are_moved_to_the_next_response(monkeypatch: pytest.M
     given = deliveries(grow).deliver(joined(some), "pull")
     assert ([record.body for record in decoded(given.data)], given.decided) == ([b"a" * 1000, b"b" * 1000], 2)
     assert given.fault is None
-    monkeypatch.setattr(delivery, "ANSWER_MAX_BYTES", 10)
+    monkeypatch.setattr(delivery, "RESPONSE_MAX_BYTES", 10)
     assert deliveries(grow).deliver(joined(some), "pull").messages == 1, "the first one always fits"
     assert zlib.crc32(b"a" * 1000) & 0x7FFFFFFF == int.from_bytes(given.data[8:12], "big")
 

@@ -35,7 +35,7 @@ OPERATOR: Final = ""
 """The promoting side, if it is the test itself."""
 NAMESERVERS: Final = 2
 READY_S: Final = 60.0
-_ANSWER_S: Final = 2.0
+_RESPONSE_S: Final = 2.0
 
 
 class HaCluster:
@@ -235,4 +235,4 @@ class HaCluster:
     async def rows(self) -> list[promotion.Row]:
         """The brokers as ``gantrymq cluster status`` has them."""
         async with gantrymq.connect(self._direct_nameservers) as client:
-            return await broker_rows(client, _ANSWER_S)
+            return await broker_rows(client, _RESPONSE_S)

@@ -70,7 +70,7 @@ class Peer:
         self.frames: list[bytes] = []
         self.answers: list[Command] = []
 
-    def take_answer(self, command: Command) -> None:
+    def take_response(self, command: Command) -> None:
         """An answer to a request of ours."""
         self.answers.append(command)
 
@@ -123,7 +123,7 @@ class SlowPath:
             position += taken
             command = decode(frames[0])
             if command.is_response:
-                peer.take_answer(command)
+                peer.take_response(command)
             else:
                 requests.append(Request(peer, command))
 

@@ -14,7 +14,7 @@ from gantrymq.cli.processes.exposition import merge
 from gantrymq.kernel.env.system import SystemEnv
 from gantrymq.kernel.errors import StartError
 from gantrymq.plugins.http import HttpConfig
-from gantrymq.plugins.http.pages import TEXT, Page, Pages, answer_of
+from gantrymq.plugins.http.pages import TEXT, Page, Pages, response_of
 from gantrymq.plugins.http.server import HttpServer
 from gantrymq.remoting.address import parse_address
 
@@ -99,10 +99,10 @@ def health_pages(unit: Processes) -> dict[str, Page]:
     """``/healthz``, ``/readyz`` and ``/status.json`` of all brokers."""
 
     async def healthz(accept: str) -> tuple[int, str, bytes]:
-        return answer_of(unit.not_alive())
+        return response_of(unit.not_alive())
 
     async def readyz(accept: str) -> tuple[int, str, bytes]:
-        return answer_of(unit.not_ready(), unit.degraded())
+        return response_of(unit.not_ready(), unit.degraded())
 
     async def status(accept: str) -> tuple[int, str, bytes]:
         not_alive, not_ready = unit.not_alive(), unit.not_ready()

@@ -21,7 +21,7 @@ from gantrymq.spark.schemas.extras import import_extra
 if TYPE_CHECKING:
     import urllib3
 
-MAX_ANSWER_BYTES = 4 << 20
+MAX_RESPONSE_BYTES = 4 << 20
 """The most bytes of a registry's answer."""
 MAX_REFERENCES = 100
 """The most schemas that one schema refers to, directly or not."""
@@ -134,8 +134,8 @@ class Connection:
             try:
                 for piece in answer.stream(_PIECE, decode_content=False):
                     data += piece
-                    if len(data) > MAX_ANSWER_BYTES:
-                        raise RegistryFailed(f"{url} answers with more than {MAX_ANSWER_BYTES:,} bytes")
+                    if len(data) > MAX_RESPONSE_BYTES:
+                        raise RegistryFailed(f"{url} answers with more than {MAX_RESPONSE_BYTES:,} bytes")
                     if time.monotonic() > until:
                         raise _Temporary(f"{url} did not finish its answer within {self.timeout:g} s")
             finally:

@@ -26,7 +26,7 @@ class Peer:
     inbound: bytearray = attrs.field(factory=bytearray)
     outbound: list[bytes] = attrs.field(factory=list)
     outbound_bytes: int = 0
-    largest_answer: int = 0
+    largest_response: int = 0
     active_at: float = 0.0
     silent_since: float | None = 1.0
     partial_since: float | None = None
@@ -37,7 +37,7 @@ class Peer:
     def queue(self, data: bytes) -> None:
         self.outbound.append(data)
         self.outbound_bytes += len(data)
-        self.largest_answer = len(data)
+        self.largest_response = len(data)
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_unsent_bytes_of_a_full_socket_are_kept(twin: Any, peers: list[Peer]) ->
     if fine not in left:
         assert fine.other.recv(100) == b"response"
         assert size == 8
-        assert (fine.outbound, fine.outbound_bytes, fine.largest_answer) == ([], 0, 0)
+        assert (fine.outbound, fine.outbound_bytes, fine.largest_response) == ([], 0, 0)
     received = b""
     full.other.setblocking(False)
     while True:

@@ -60,7 +60,7 @@ def _older_objects_are_left_alone() -> None:
 def peer() -> Any:
     return SimpleNamespace(
         host=HOST, address="127.0.0.1:1", id=1, closed=False, send=lambda command: None,
-        send_bytes=lambda data: None, take_answer=lambda command: None, is_congested=lambda: False,
+        send_bytes=lambda data: None, take_response=lambda command: None, is_congested=lambda: False,
     )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def decisions(
         judge = Checks(SimpleNamespace(), "DefaultCluster", BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
         found: list[Any] = []
         for host in hosts:
-            connection = SimpleNamespace(peer=(host, 1), identity=None, sock=None, take_answer=lambda command: None)
+            connection = SimpleNamespace(peer=(host, 1), identity=None, sock=None, take_response=lambda command: None)
             reader = requests_twin if twin == "compiled" else plain_requests
             readers = requests_twin.Readers(produce.READERS) if twin == "compiled" else None
             args = (connection, data, 1 << 20, readers) if readers is not None else (connection, data, 1 << 20)
@@ -133,7 +133,7 @@ def test_both_twins_decide_as_the_check_of_one_request(signer: Credentials, monk
     judge = Checks(SimpleNamespace(), "DefaultCluster", BROKER_RIGHTS, lambda: accounts)  # type: ignore[arg-type]
     expected = []
     for host in hosts:
-        peer = SimpleNamespace(peer=(host, 1), sock=None, take_answer=lambda command: None)
+        peer = SimpleNamespace(peer=(host, 1), sock=None, take_response=lambda command: None)
         requests, _ = plain_requests.read_requests(peer, data, 1 << 20)  # type: ignore[arg-type]
         single = []
         for request in requests:
@@ -201,7 +201,7 @@ def test_keys_sign_as_hashlib_does(secret: bytes, data: bytes) -> None:
 def test_headers_of_a_long_turn_are_verified_with_their_own_fields(readers: Any) -> None:
     """The kernel keeps the fields of the last 256 headers for those who read them again: a header beyond them, or one
     that was moved in memory, must not be verified with the fields of another."""
-    connection = SimpleNamespace(peer=("10.0.0.1", 1), identity=None, sock=None, take_answer=lambda command: None)
+    connection = SimpleNamespace(peer=("10.0.0.1", 1), identity=None, sock=None, take_response=lambda command: None)
     key = compiled.SigningKey(WORKER.secret_key.encode())
 
     def allows(_request: Any, _access_key: str) -> bool:

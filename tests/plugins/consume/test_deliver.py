@@ -105,7 +105,7 @@ async def test_a_failing_plugin_stops_consumers_before_the_message_and_not_other
 async def test_messages_that_grow_are_spread_over_answers(
     brokers: Callable[..., Broker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gantrymq.kernel.delivery.ANSWER_MAX_BYTES", 2500)
+    monkeypatch.setattr("gantrymq.kernel.delivery.RESPONSE_MAX_BYTES", 2500)
 
     def change(batch: DeliverBatch) -> None:
         batch.bodies[:] = [body * 1000 for body in batch.bodies]

@@ -230,7 +230,7 @@ async def test_failed_reads_ahead_are_one_outage() -> None:
     results = [OSError(5, "Input/output error")] * 3 + [None]
     answered: list[Any] = []
 
-    async def answer_of(number: int) -> None:
+    async def response_of(number: int) -> None:
         with trio.fail_after(30):
             while len(answered) <= number:
                 await trio.lowlevel.checkpoint()
@@ -251,7 +251,7 @@ async def test_failed_reads_ahead_are_one_outage() -> None:
             nursery.start_soon(reads.run)
             for number in range(4):
                 reads.until_fetched(given, fetch)
-                await answer_of(number)
+                await response_of(number)
             nursery.cancel_scope.cancel()
     first, last = logs
     assert (first["event"], first["log_level"], first["topic"]) == ("read_ahead_failed", "error", "T")

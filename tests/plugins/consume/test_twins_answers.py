@@ -128,7 +128,7 @@ class Run:
         )  # fmt: skip
         suggestions = Suggestions(broker, suggests, 50)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pull_module, "PullAnswers", answers)
+            patch.setattr(pull_module, "PullResponses", answers)
             config = ConsumeConfig(
                 memory_messages=12, memory_bytes=max_bytes, disk_messages=4, disk_bytes=min(max_bytes, 1200),
                 max_messages=16, max_bytes=5000, scan_entries=32,
@@ -274,17 +274,17 @@ def test_both_twins_answer_pulls_the_same(
 ) -> None:
     data = b"".join(map(encode, some))
     store.log.quarantine = []
-    expected = Run(store, plain, plain.PullAnswers, max_bytes, suggests, broker_id, deliveries_of(what)).outcome(data)
+    expected = Run(store, plain, plain.PullResponses, max_bytes, suggests, broker_id, deliveries_of(what)).outcome(data)
     store.log.quarantine = []
-    found = Run(store, compiled, compiled.PullAnswers, max_bytes, suggests, broker_id, deliveries_of(what))
+    found = Run(store, compiled, compiled.PullResponses, max_bytes, suggests, broker_id, deliveries_of(what))
     assert found.outcome(data) == expected
 
 
 @pytest.mark.parametrize("what", ["look", "change", "withhold"])
 def test_the_compiled_path_calls_plugins_with_delivered_messages(store: Store, what: str) -> None:
-    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20, deliveries=deliveries_of(what)), Peer(False)
+    run, peer = Run(store, compiled, compiled.PullResponses, 1 << 20, deliveries=deliveries_of(what)), Peer(False)
     (request,), _ = compiled.read_requests(peer, encode(Command(11, {**PULL, "queueOffset": "55"})), 1 << 20)
-    assert run.processor._answers.answer([request], 0, 1 << 40, pytest.fail) == 1
+    assert run.processor._responses.answer([request], 0, 1 << 40, pytest.fail) == 1
     (frame,) = cut_frames(b"".join(peer.frames))[0]
     answer = decode(frame)
     records = decode_records(answer.body)
@@ -294,28 +294,28 @@ def test_the_compiled_path_calls_plugins_with_delivered_messages(store: Store, w
 
 
 def test_a_plugin_that_fails_at_a_message_sends_the_pull_to_the_fallback(store: Store) -> None:
-    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20, deliveries=deliveries_of("fail")), Peer(False)
+    run, peer = Run(store, compiled, compiled.PullResponses, 1 << 20, deliveries=deliveries_of("fail")), Peer(False)
     (request,), _ = compiled.read_requests(peer, encode(Command(11, PULL)), 1 << 20)
     passed_on: list[Any] = []
-    run.processor._answers.answer([request], 0, 1 << 40, lambda given: passed_on.append(given) or 0)
+    run.processor._responses.answer([request], 0, 1 << 40, lambda given: passed_on.append(given) or 0)
     assert passed_on == [request]
     assert peer.frames == []
 
 
 def test_the_compiled_path_redirects_lagging_consumers(store: Store) -> None:
-    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20, suggests=True), Peer(False)
+    run, peer = Run(store, compiled, compiled.PullResponses, 1 << 20, suggests=True), Peer(False)
     for kind in (0, 1):
         for offset, tags in ((80, "*"), (122, "*"), (122, "Z")):
             ext = {**PULL, "queueOffset": str(offset), "maxMsgNums": "1", "subscription": tags}
             (request,), _ = compiled.read_requests(peer, encode(Command(11, ext, kind=kind)), 1 << 20)
-            assert run.processor._answers.answer([request], 0, 1 << 40, pytest.fail) == 1
+            assert run.processor._responses.answer([request], 0, 1 << 40, pytest.fail) == 1
     found = [(decode(frame).ext or {})["suggestWhichBrokerId"] for frame in cut_frames(b"".join(peer.frames))[0]]
     assert found == ["70000", "3", "3"] * 2
 
 
 def test_damage_found_between_two_pulls_is_not_read_through_a_block_kept_from_the_first(store: Store) -> None:
     store.log.quarantine = []
-    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20), Peer(False)
+    run, peer = Run(store, compiled, compiled.PullResponses, 1 << 20), Peer(False)
     others: list[Any] = []
 
     def other(request: Any) -> int:
@@ -324,7 +324,7 @@ def test_damage_found_between_two_pulls_is_not_read_through_a_block_kept_from_th
 
     def answer() -> int:
         (request,), _ = compiled.read_requests(peer, encode(Command(11, {**PULL, "queueOffset": "80"})), 1 << 20)
-        run.processor._answers.answer([request], 0, 1 << 40, other)
+        run.processor._responses.answer([request], 0, 1 << 40, other)
         return len(others)
 
     assert answer() == 0
@@ -339,7 +339,7 @@ def test_damage_found_between_two_pulls_is_not_read_through_a_block_kept_from_th
 
 
 def test_a_usual_pull_never_leaves_the_compiled_path(store: Store) -> None:
-    run = Run(store, compiled, compiled.PullAnswers, 1 << 20)
+    run = Run(store, compiled, compiled.PullResponses, 1 << 20)
     peers: list[Any] = [Peer(False), Peer(False)]
     others: list[Any] = []
 
@@ -354,7 +354,7 @@ def test_a_usual_pull_never_leaves_the_compiled_path(store: Store) -> None:
             for tags in wanted:
                 ext = {**PULL, "queueOffset": "80", "subscription": tags}
                 requests += compiled.read_requests(peer, encode(Command(11, ext, kind=kind)), 1 << 20)[0]
-        done = run.processor._answers.answer(requests, 0, 1 << 40, other)
+        done = run.processor._responses.answer(requests, 0, 1 << 40, other)
         assert (done, others) == (len(requests), [])
     for peer in peers:
         found = [decode(frame) for frame in cut_frames(b"".join(peer.frames))[0]]
@@ -363,13 +363,13 @@ def test_a_usual_pull_never_leaves_the_compiled_path(store: Store) -> None:
 
 
 def test_no_more_pulls_are_answered_than_the_limit_allows(store: Store) -> None:
-    for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
+    for twin, answers in ((plain, plain.PullResponses), (compiled, compiled.PullResponses)):
         run = Run(store, twin, answers, 1 << 20)
         peer: Any = Peer(False)
         requests = twin.read_requests(peer, encode(Command(11, {**PULL, **LARGE, "queueOffset": "80"})) * 5, 1 << 20)[0]
         taken: list[Any] = []
         assert (
-            run.processor._answers.answer(requests, 1, 3000, partial(run.processor._take, taken, run.processor._run))
+            run.processor._responses.answer(requests, 1, 3000, partial(run.processor._take, taken, run.processor._run))
             == 3
         )
         assert len(peer.frames) == 2
@@ -378,7 +378,7 @@ def test_no_more_pulls_are_answered_than_the_limit_allows(store: Store) -> None:
 @pytest.mark.parametrize("tags", ["B", "||".join(f"t{number}" for number in range(40))])
 def test_an_address_of_an_extension_file_passes_whatever_tags_are_wanted(store: Store, tags: str) -> None:
     pull = encode(Command(11, {**PULL, "queueId": "2", "queueOffset": "0", "subscription": tags}))
-    for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
+    for twin, answers in ((plain, plain.PullResponses), (compiled, compiled.PullResponses)):
         run = Run(store, twin, answers, 1 << 20)
         run.outcome(pull)
         given = [messages for _, _, _, messages, _, _ in run.tables.counted]
@@ -389,7 +389,7 @@ def test_entries_that_are_kept_are_those_of_the_queue(tmp_path: Path, monkeypatc
     store = Store(SystemEnv(), str(tmp_path / "store"), TINY)
     store.open()
     store.recover(lambda batch: None)
-    run, peer = Run(store, compiled, compiled.PullAnswers, 1 << 20), Peer(False)
+    run, peer = Run(store, compiled, compiled.PullResponses, 1 << 20), Peer(False)
     reads: list[int] = []
     peek = ConsumeQueue.peek
 
@@ -455,9 +455,9 @@ def test_data_of_a_response_is_referenced_until_it_is_encoded(tmp_path: Path) ->
         batch.add("T", number % 2, b"%03d" % number, b"")
     store.append(batch)
     commit(store)
-    run = Run(store, compiled, compiled.PullAnswers, 1 << 20)
+    run = Run(store, compiled, compiled.PullResponses, 1 << 20)
     context = attrs.evolve(run.context, windows=FleetingWindows(store), max_messages=1000, max_bytes=1 << 20)
-    answers, peer = compiled.PullAnswers(context), Peer(False)
+    answers, peer = compiled.PullResponses(context), Peer(False)
     left: list[Any] = []
     for messages in (5, 30, 64, 65, 300):
         ext = {**PULL, "queueOffset": "0", "maxMsgNums": str(messages), "gantrymqMaxBytes": "1000000"}
@@ -496,7 +496,7 @@ def test_an_entry_that_points_beyond_64_bits_costs_its_message_and_no_other(tmp_
     entries = bytearray(queue.entries(0, 3))
     entries[20:28] = at.to_bytes(8, "big")
     queue._tail[:] = entries
-    for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
+    for twin, answers in ((plain, plain.PullResponses), (compiled, compiled.PullResponses)):
         run, peer = Run(store, twin, answers, 1 << 20), Peer(False)
         for offset in (0, 0, 1, 2):
             data = encode(Command(11, {**PULL, "queueOffset": str(offset)}))
@@ -520,7 +520,7 @@ def test_a_queue_whose_entries_cannot_be_read_fails_its_own_pulls_only(
         return peek(queue, offset, count)
 
     monkeypatch.setattr(ConsumeQueue, "peek", failing)
-    for twin, answers in ((plain, plain.PullAnswers), (compiled, compiled.PullAnswers)):
+    for twin, answers in ((plain, plain.PullResponses), (compiled, compiled.PullResponses)):
         run, peer = Run(store, twin, answers, 1 << 20), Peer(False)
         data = b"".join(
             encode(Command(11, {**PULL, "queueId": str(queue_id), "queueOffset": offset}, opaque=opaque))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.trio
 QUEUE = {"topic": "T", "queueId": "0"}
 IN_2100 = "4102444800000"
 MESSAGES = 3
-ANSWER_S = 10.0
+RESPONSE_S = 10.0
 
 
 async def fill(channel: Channel) -> None:
@@ -40,7 +40,7 @@ def searching_request(timestamp: str = IN_2100) -> Command:
 
 
 async def search(channel: Channel) -> Command:
-    return await channel.call(searching_request(), ANSWER_S)
+    return await channel.call(searching_request(), RESPONSE_S)
 
 
 async def test_a_search_without_file_descriptors_fails_until_there_are_some(
@@ -61,7 +61,7 @@ async def test_other_clients_are_served_during_a_search(tmp_path: Path, monkeypa
 
     def read_slowly(log: CommitLog, offset: int) -> Record:
         searching.set()
-        assert served.wait(ANSWER_S / 2)
+        assert served.wait(RESPONSE_S / 2)
         return read(log, offset)
 
     async with broker_and_channel(tmp_path / "store") as (broker, channel), open_channel(broker.address) as other:
@@ -74,8 +74,8 @@ async def test_other_clients_are_served_during_a_search(tmp_path: Path, monkeypa
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_answer)
-            assert await trio.to_thread.run_sync(searching.wait, ANSWER_S)
-            end = await other.call(Command(RequestCode.GET_MAX_OFFSET, dict(QUEUE)), ANSWER_S)
+            assert await trio.to_thread.run_sync(searching.wait, RESPONSE_S)
+            end = await other.call(Command(RequestCode.GET_MAX_OFFSET, dict(QUEUE)), RESPONSE_S)
             served.set()
         assert end.ext == {"offset": str(MESSAGES)}
         assert answers[0].ext == {"offset": str(MESSAGES - 1)}
@@ -91,7 +91,7 @@ async def test_a_waiting_search_of_a_closed_connection_is_dropped(
     def search_slowly(queues: ConsumeQueues, topic: str, queue_id: int, timestamp: int, *rest: Any) -> int:
         times.append(timestamp)
         started.release()
-        assert go_on.wait(ANSWER_S / 2)
+        assert go_on.wait(RESPONSE_S / 2)
         return offset_by_time(queues, topic, queue_id, timestamp, *rest)
 
     async with broker_and_channel(tmp_path / "store") as (broker, channel), trio.open_nursery() as nursery:
@@ -100,12 +100,12 @@ async def test_a_waiting_search_of_a_closed_connection_is_dropped(
         for _ in range(SEARCHES_MAX):
             nursery.start_soon(search, channel)
         for _ in range(SEARCHES_MAX):
-            assert await trio.to_thread.run_sync(partial(started.acquire, timeout=ANSWER_S))
+            assert await trio.to_thread.run_sync(partial(started.acquire, timeout=RESPONSE_S))
         async with await trio.open_tcp_stream(*parse_address(broker.address)) as leaving:
             end = Command(RequestCode.GET_MAX_OFFSET, dict(QUEUE))
             await leaving.send_all(encode(searching_request("1")) + encode(end))
             assert await leaving.receive_some(), "the broker has received both requests"
-        with trio.fail_after(ANSWER_S):
+        with trio.fail_after(RESPONSE_S):
             while len(broker.connections) > 1:  # noqa: ASYNC110
                 await trio.sleep(0.01)
         nursery.start_soon(search, channel)

@@ -273,7 +273,7 @@ def test_senders_of_prepared_messages_get_the_requested_queue(more: dict[str, st
         for row in range(2):
             batch.divert(row, "elsewhere", 0, {b"REAL_QID": b"1"}, 12)
         if more:
-            batch.answers[1] = more
+            batch.response_fields[1] = more
         batch.place(500, 1_700_000_000_000)
         twin.encode_rows(batch, batch.live, 0, 500, 10**6, {}, Layout(HOSTS[0], 140, 1000))
         twin.answer_sends(batch, made._form, made._reply_one)
@@ -293,7 +293,7 @@ def test_an_ordinary_sender_gets_the_fields_that_a_plugin_adds_to_its_response()
         made = Produce(twin)
         batch = twin.new_batch(None, Source.CLIENT)
         twin.add_sends(batch, requests, made._terms, made._cluster, 100, Origin, made._take)
-        batch.answers[1] = {"traceId": "t"}
+        batch.response_fields[1] = {"traceId": "t"}
         batch.place(500, 1_700_000_000_000)
         twin.encode_rows(batch, batch.live, 0, 500, 10**6, {}, Layout(HOSTS[0], 140, 1000))
         twin.answer_sends(batch, made._form, made._reply_one)

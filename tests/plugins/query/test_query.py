@@ -92,12 +92,12 @@ async def test_an_answer_has_at_most_64_messages_and_32_of_one_unique_id(tmp_pat
 
 
 async def test_an_answer_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookup, "ANSWER_MAX_BYTES", 3000)
+    monkeypatch.setattr(lookup, "RESPONSE_MAX_BYTES", 3000)
     async with broker_and_channel(tmp_path) as (_, channel):
         for letter in "abcd":
             await put(channel, letter * 1000, "all")
         assert await bodies(channel, query("all")) == ["c" * 1000, "d" * 1000]
-        monkeypatch.setattr(lookup, "ANSWER_MAX_BYTES", 1)
+        monkeypatch.setattr(lookup, "RESPONSE_MAX_BYTES", 1)
         assert await bodies(channel, query("all")) == ["d" * 1000]
 
 

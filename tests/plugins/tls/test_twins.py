@@ -152,7 +152,7 @@ class Connection:
     inbound: bytearray = attrs.field(factory=bytearray)
     outbound: list[bytes] = attrs.field(factory=list)
     outbound_bytes: int = 0
-    largest_answer: int = 0
+    largest_response: int = 0
     active_at: float = 0.0
     silent_since: float | None = 1.0
     closed: bool = False
@@ -270,7 +270,7 @@ def test_responses_to_a_slow_peer_are_sent_once_and_in_order(connections: list[C
     def send(connection: Connection, data: bytes) -> list[Connection]:
         connection.outbound.append(data)
         connection.outbound_bytes += len(data)
-        connection.largest_answer = len(data)
+        connection.largest_response = len(data)
         return fast.write_ready([each for each in connections if each.outbound])[0]  # type: ignore[misc,return-value]
 
     for number in range(40):
@@ -284,7 +284,7 @@ def test_responses_to_a_slow_peer_are_sent_once_and_in_order(connections: list[C
     assert slow.sock.in_flight == len(data)
     assert slow.sock.unsent
     assert send(fine, b"response") == [slow]
-    assert (fine.outbound, fine.outbound_bytes, fine.largest_answer) == ([], 0, 0)
+    assert (fine.outbound, fine.outbound_bytes, fine.largest_response) == ([], 0, 0)
     assert fine.client.recv(100) == b"response"
     got = b""
     while len(got) < len(sent):

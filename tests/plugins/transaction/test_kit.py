@@ -144,7 +144,7 @@ class Impatient(Unlimited):
         (Open, transactionkit.a_half_message_is_seen_only_when_it_is_committed),
         (Open, transactionkit.what_is_rolled_back_is_never_seen),
         (Repeating, transactionkit.the_first_outcome_wins),
-        (Deaf, transactionkit.a_producer_is_asked_and_its_answer_counts),
+        (Deaf, transactionkit.a_producer_gets_a_check_back_and_its_outcome_counts),
         (Deaf, transactionkit.many_open_transactions_are_all_asked_about),
         (Losing, transactionkit.what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages),
         (Unlimited, transactionkit.what_has_no_outcome_is_moved_to_the_topic_of_discarded_messages),
@@ -218,4 +218,4 @@ def test_the_store_of_a_plugin_with_its_own_strategy_passes_a_deep_check(tmp_pat
 def test_the_kit_finds_a_check_scan_with_wrong_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_scan, "first_offset", lambda record: record.queue_offset)
     with pytest.raises(AssertionError):
-        transactionkit.an_answer_may_have_the_offsets_of_the_send("half")
+        transactionkit.an_outcome_may_have_the_offsets_of_the_send("half")

@@ -117,8 +117,8 @@ cdef class KeptEntries:
 
 
 @cython.final
-cdef class PullAnswers:
-    """See :class:`gantrymq.plugins.consume.plain.PullAnswers`."""
+cdef class PullResponses:
+    """See :class:`gantrymq.plugins.consume.plain.PullResponses`."""
 
     cdef object policy, find_queue, commit, pulled, deliver, reader
     cdef int64_t max_messages, max_bytes, scan_entries
@@ -500,7 +500,7 @@ cdef class PullAnswers:
         )
 
     def answer(self, list requests, Py_ssize_t first, int64_t budget, fallback):
-        """See :meth:`gantrymq.plugins.consume.plain.PullAnswers.answer`."""
+        """See :meth:`gantrymq.plugins.consume.plain.PullResponses.answer`."""
         cdef dict known = {}
         cdef int64_t given
         self.oldest = self.reader.min_offset
@@ -522,7 +522,7 @@ cdef class PullAnswers:
         return first
 
     def resume(self, pull, codes, suggest):
-        """See :meth:`gantrymq.plugins.consume.plain.PullAnswers.resume`."""
+        """See :meth:`gantrymq.plugins.consume.plain.PullResponses.resume`."""
         cdef HotRequest request
         cdef Limits limits
         if not isinstance(pull.request, HotRequest):
