@@ -1,7 +1,7 @@
 """The composition root: constructs store, plugins and sockets, and opens and closes them in order.
 
 The nesting of :meth:`Broker.run` gives the order of a shutdown: first the tasks of the sockets end, then the background
-tasks; then the broker writes the plugins' tables and closes the store.
+tasks; then the broker writes the plugins' state files and closes the store.
 """
 
 from __future__ import annotations
@@ -497,7 +497,7 @@ class Broker:
         self.store.close()
 
     def collect_state(self) -> None:
-        """Collect the tables that plugins want written."""
+        """Collect the state files that plugins want written."""
         for info, call in self.manager.calls("persist", broker=self):
             try:
                 files = call() or {}
@@ -505,7 +505,7 @@ class Broker:
                     _check_file(path, data)
                     self.manager.activity.wrote(info.name, path)
                 self._unwritten.update(files)
-            except OSError as error:  # a plugin that writes its table itself tries again at the next call
+            except OSError as error:  # a plugin that writes its state file itself tries again at the next call
                 log.warning("state_not_written", plugin=info.name, error=str(error))
             except Exception as error:
                 self.manager.activity.failed(info.name, "persist", error)
@@ -513,7 +513,7 @@ class Broker:
         self._unwritten.update(self._states.collect(self))
 
     def write_state(self) -> None:
-        """Write the collected tables; for a worker thread. The next call repeats failed writes."""
+        """Write the collected state files; for a worker thread. The next call repeats failed writes."""
         if self._states.collected > self.log.durable:
             self.log.flush()  # a state must not count messages that a power cut could lose
         for path, data in list(self._unwritten.items()):

@@ -363,7 +363,7 @@ def dead_lettered(batch: DeadLettersBatch) -> None:
 
 @hookspec
 def persist(broker: Broker) -> dict[str, bytes] | None:
-    """Return the tables that changed since the last call, to have them written.
+    """Return the state files that changed since the last call, to have them written.
 
     When: rare, before the broker serves, every ``[broker] persist_interval`` and at the stop. Returns contents by path,
     or None. A worker thread writes each file atomically and keeps the previous one as ``.bak``. The broker repeats a

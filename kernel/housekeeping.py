@@ -1,4 +1,4 @@
-"""The kernel's periodic work: deadlines, the next log file, writing tables and queue tails to the disk.
+"""The kernel's periodic work: deadlines, the next log file, writing state files and queue tails to the disk.
 
 It runs in two tasks, because a hanging disk must not delay the time-outs that report it.
 """
@@ -32,7 +32,7 @@ async def watch_deadlines(broker: Broker, sweep: Sweep, acks: Acks) -> None:
 
 
 async def maintain_disk(broker: Broker) -> None:
-    """Create the next log file before it is needed and write queue tails and tables, until cancelled; in a worker
+    """Create the next log file before it is needed and write queue tails and state files, until cancelled; in a worker
     thread.
 
     The store decides about a failure: it poisons the log, and the broker stops.

@@ -320,7 +320,7 @@ class _Brokers:
 
 
 def _copy_if_there(source: str, target: str) -> None:
-    """Copy a file of a running store. One that is gone by now was temporary: a table's own name is always there."""
+    """Copy a file of a running store. One that is gone by now was temporary: state files are always there."""
     with suppress(FileNotFoundError):
         shutil.copy2(source, target)
 

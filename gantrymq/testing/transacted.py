@@ -285,7 +285,7 @@ class TransactedStore:
         machine.advance(int(seconds * 1000))
 
     def persist(self) -> None:
-        """Write the tables as the broker does periodically; first the strategy's own files, as its task does."""
+        """Write the state files as the broker does periodically; first the strategy's own files, as its task does."""
         self._finish_task("flush")
         self._write_tables()
 
@@ -415,7 +415,7 @@ def cut_off(world: TransactedStore, strategy: str | StrategyKind) -> TransactedS
 
 
 def written_first(world: TransactedStore, strategy: str | StrategyKind) -> TransactedStore:
-    """Write the tables, twice so that all of them are new, then kill the process and start it again."""
+    """Write the state files, twice so that all of them are new, then kill the process and start it again."""
     world.persist()
     world.persist()
     return killed(world, strategy)

@@ -400,7 +400,7 @@ def an_error_with_one_does_not_stop_other_check_backs(strategy: Strategy) -> Non
 
 
 def a_restart_in_any_state_forgets_nothing(strategy: Strategy) -> None:
-    """Open, committed, rolled back, checked, checked and ended; after a clean stop or not, with written tables or
+    """Open, committed, rolled back, checked, checked and ended; after a clean stop or not, with written state files or
     not."""
     for restart in RESTARTS:
         world = TransactedStore(MemoryEnv(), strategy)
