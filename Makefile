@@ -17,10 +17,12 @@ QUICK := not slow and not interop and not spark and not crash
 PLAIN := not once and not spark
 PLAIN_TESTS := $(addprefix tests/,broker crash fuzz hostile kernel plugins) \
 	$(sort $(shell grep -rl --include='*.py' 'pytest\.mark\.twins' tests/client tests/interop tests/nameserver tests/remoting tests/testing))
-# On two processors: most of the longest tests wait for the disk, for other processes and for RocketMQ's intervals, and
-# what runs for the twins uses little more than half of them with four workers.
+# On two processors: most of the longest tests wait for the disk, for other processes and for RocketMQ's intervals.
 WORKERS ?= 6
 TWIN_WORKERS ?= 3
+# Those of tests that run at the same time must not overlap.
+PORTS := 20000-27999
+TWIN_PORTS := 28000-31999
 # A worker takes a file as a whole: what a file starts (a JVM, a broker) is started once. Long files go first.
 # What fails everywhere has one cause, and an hour more does not tell it better.
 FILES := --dist loadfile --no-loadscope-reorder --maxfail 100
@@ -90,10 +92,11 @@ test: prepared
 	@$(MAKE) --no-print-directory --jobs 2 compiled twins
 
 compiled:
-	$(BIN)/python -m pytest $(PARALLEL)
+	GANTRYMQ_TEST_PORTS=$(PORTS) $(BIN)/python -m pytest $(PARALLEL)
 
 twins:
-	@{ $(MAKE) --no-print-directory plain && $(MAKE) --no-print-directory asan; } >build/twins.log 2>&1; \
+	@mkdir -p build
+	@export GANTRYMQ_TEST_PORTS=$(TWIN_PORTS); { $(MAKE) --no-print-directory plain && $(MAKE) --no-print-directory asan; } >build/twins.log 2>&1; \
 		status=$$?; cat build/twins.log; exit $$status
 
 plain:

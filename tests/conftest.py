@@ -105,7 +105,7 @@ takes all tests of such a one."""
 TOGETHER = {"spark/": "spark"}
 """Files and folders by what they share, which takes longer to start than they take."""
 
-DISK_GIB = 14
+DISK_GIB = 18
 """The disk space of the stores of all workers at one time (a default store takes a GiB), with some reserve."""
 
 

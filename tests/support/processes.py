@@ -43,18 +43,24 @@ _given: deque[int] = deque(maxlen=100)
 _given_lock = threading.Lock()
 
 
+PORTS_VARIABLE = "GANTRYMQ_TEST_PORTS"
+"""``first-last``, the ports of this run of pytest, where several run at the same time."""
+
+
 def free_ports(count: int = 1, *, around: Sequence[int] = (0,)) -> list[int]:
     """TCP ports of the loopback on which nothing listens; the ports at the distances ``around`` are free as well.
 
     They lie below the range that the system takes for outgoing connections, so that none is lost between this call
-    and the child's start; each worker of pytest-xdist has a part of the range, and no thread gets what another one has
+    and the child's start; each worker of pytest-xdist has a part of the range, as has each of several
+    runs of pytest by :data:`PORTS_VARIABLE`, and no thread gets what another one has
     just been given. A RocketMQ broker at ``p`` wants ``around=(0, 1, -2)``.
     """
     chance = random.SystemRandom()
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     workers = max(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), worker + 1)
-    width = 12_000 // workers
-    first = 20_000 + width * worker
+    lowest, highest = map(int, os.environ.get(PORTS_VARIABLE, "20000-31999").split("-"))
+    width = (highest + 1 - lowest) // workers
+    first = lowest + width * worker
     ports: list[int] = []
     for _ in range(1000):
         port = chance.randrange(first + 2, first + width - 2)
