@@ -178,6 +178,8 @@ class Comparison:
     async def _identify(self, channel: Channel) -> None:
         """Check the master's name and cluster; a master that does not report them is accepted."""
         answer = await channel.call(Command(RequestCode.GET_BROKER_CONFIG))
+        if answer.code == ResponseCode.SYSTEM_BUSY:
+            raise NotComparable(f"{channel.address} is too busy to report its settings")
         try:
             says = read_properties(bytes(answer.body or b"")) if answer.code == ResponseCode.SUCCESS else {}
         except ValueError as error:

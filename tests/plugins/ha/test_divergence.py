@@ -16,6 +16,7 @@ from gantrymq.kernel.errors import OutOfLog, StartError
 from gantrymq.kernel.processors import Processor, Request
 from gantrymq.kernel.store.log.commitlog import CommitLog
 from gantrymq.kernel.store.log.record import BLANK_BYTES, blank
+from gantrymq.plugins.admin.brokers import BrokerAdmin
 from gantrymq.plugins.flush.interval import IntervalFlush
 from gantrymq.plugins.ha import HaPlugin
 from gantrymq.plugins.ha import slave as slave_module
@@ -469,6 +470,24 @@ async def test_a_slave_of_a_slave_waits_for_its_master(pair: Any) -> None:
             async with run_broker(misled):
                 await pair.until(lambda: any("is a slave as well" in str(entry.get("reason")) for entry in logs))
                 assert misled.log.end == 0
+
+
+async def test_a_slave_waits_for_a_master_that_is_too_busy_to_report_its_settings(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not take the missing settings for those of a master without synchronous flush."""
+
+    async def busy(_self: BrokerAdmin, request: Request) -> Command:
+        return request.command.answer(ResponseCode.SYSTEM_BUSY, "later")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BrokerAdmin, "config", busy)
+        async with pair.master() as master:
+            await pair.send(master, b"mine")
+            with structlog.testing.capture_logs() as logs:
+                async with pair.slave(master) as slave:
+                    await pair.until(lambda: any("too busy" in str(entry.get("reason")) for entry in logs))
+                    assert slave.log.end == 0
 
 
 async def test_a_slave_that_cannot_compare_logs_appends_nothing(pair: Any) -> None:
