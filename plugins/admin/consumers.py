@@ -109,9 +109,10 @@ class ConsumerAdmin:
             queue = self._broker.queues.get(topic, queue_id)
             offset = consumed.get(queue_id, 0)
             last = message_stored_at(self._broker.log, queue, offset - 1)
+            end = 0 if queue is None else queue.max_offset
             pulled = None if statistics is None else statistics.pulled_to(group, topic, queue_id)
             table[MessageQueue(topic, self._broker.name, queue_id)] = OffsetWrapper(
-                0 if queue is None else queue.max_offset, offset, max(last, 0), max(pulled or 0, offset)
+                end, offset, max(last, 0), max(min(pulled or 0, end), offset)
             )
         tps = 0.0 if statistics is None else statistics.consume_tps(group, topic)
         return ConsumeStats(table, tps)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gantrymq.plugins.interfaces import Statistics
 from gantrymq.remoting.command import Command
 from gantrymq.remoting.fastjson import loads
 from gantrymq.testing.requests import pull
@@ -63,6 +64,15 @@ async def test_offsets_of_a_group_include_what_it_has_pulled(bench: Any) -> None
     assert await pull_offsets() == [{0: 3, 1: 0}] * 2
     await bench.commit(4)
     assert await pull_offsets() == [{0: 4, 1: 0}] * 2
+
+
+async def test_a_pulled_offset_is_not_beyond_the_end_of_its_queue(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a topic was deleted and created again."""
+    await bench.commit(1)
+    statistics = bench.broker.registry.get(Statistics)
+    monkeypatch.setattr(type(statistics), "pulled_to", lambda *_: 1000)
+    body = loads((await bench.ask(208, {"consumerGroup": "readers"})).body)
+    assert [value["pullOffset"] for key, value in body["offsetTable"] if key["queueId"] == 0] == [4]
 
 
 async def test_all_groups_are_returned_with_their_lag(bench: Any) -> None:
