@@ -152,9 +152,10 @@ class ChangeableSettings:
         """Put validated values in force; returns their names. If a plugin refuses one, changes all sections back."""
         applied: list[tuple[_Live, Any]] = []
         try:
-            for section, values in sorted(changes.items()):
+            # the role last: it is not changed back
+            for section in sorted(changes, key=lambda name: (name == "broker", name)):
                 live = self._live[section]
-                before, changed = live.current, attrs.evolve(live.current, **values)
+                before, changed = live.current, attrs.evolve(live.current, **changes[section])
                 live.change(changed)
                 live.current = changed
                 applied.append((live, before))

@@ -11,6 +11,7 @@ from gantrymq.cli.loading import ConfigFlags, load
 from gantrymq.cli.servers import overridden
 from gantrymq.kernel import hookimpl, hookspecs
 from gantrymq.kernel.broker import Broker
+from gantrymq.kernel.config.declarations import BrokerConfig
 from gantrymq.kernel.config.sections import Config, build_config
 from gantrymq.kernel.config.sources import OVERRIDES_PATH, ConfigError, read_settings
 from gantrymq.kernel.env.system import SystemEnv
@@ -283,6 +284,18 @@ async def test_a_change_that_a_plugin_refuses_changes_nothing(bench: Any) -> Non
     after = await bench.ask(26)
     assert (after.body, after.ext) == (before.body, before.ext)
     assert overridden_keys(bench.broker) == set()
+
+
+async def test_a_role_does_not_change_if_a_plugin_refuses_another_key_of_the_request(bench: Any) -> None:
+    def refuse(_changed: object) -> None:
+        raise RemoteFault(ResponseCode.SYSTEM_ERROR, "not now")
+
+    live, roles = bench.broker.registry.get(LiveSettings), list[BrokerConfig]()
+    live.allow("broker", bench.broker.config.broker, {"id"}, roles.append)
+    live.allow("plugin.retention", RetentionConfig(), {"keep"}, refuse)
+    answer = await bench.ask(25, body=b"brokerId=5\nfileReservedTime=48")
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, "not now")
+    assert roles == []
 
 
 async def test_a_reload_names_a_changed_secret_and_shows_none(tmp_path: Path) -> None:
