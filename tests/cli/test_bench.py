@@ -234,7 +234,7 @@ def test_a_stall_counts_for_each_message_that_was_due(answering: Callable[..., A
     (outcome,) = run(Plan(loads=[load])).outcomes
     assert outcome.messages == 100
     assert outcome.latencies["p50"] > 100_000  # all are due within 0.25 s; a closed loop has one slow request
-    assert outcome.latencies["max"] >= 300_000
+    assert outcome.latencies["max"] > 250_000
 
 
 def test_a_pause_between_requests_is_no_missing_response(answering: Callable[..., Answering]) -> None:
