@@ -47,7 +47,8 @@ SEND_RETRIES: Final = 2
 REPLY_TIMEOUT_SECONDS: Final = 3.0
 """How long a request waits for its reply unless told otherwise; RocketMQ's producers must always say."""
 HEARTBEAT_WAIT_SECONDS: Final = 1.0
-"""So long at most, and half of its remaining time, a request waits until all brokers have had a heartbeat."""
+"""The longest time that a request waits until all brokers have had a heartbeat. It never waits longer than half of its
+remaining time."""
 
 
 class Producer(Lifetime):

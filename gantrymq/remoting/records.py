@@ -379,8 +379,8 @@ def _inflate(body: bytes, limit: int) -> bytes:
 
 
 def _missing(kind: str, package: str) -> CompressorMissing:
-    extras = "'gantrymq[compression]', or 'gantrymq-client[compression]' where only the client is installed"
-    return CompressorMissing(f"{kind} body needs the package {package}: pip install {extras}")
+    extras = "'gantrymq[compression]' (or 'gantrymq-client[compression]' if only the client is installed)"
+    return CompressorMissing(f"{kind} body needs the package {package}: run pip install {extras}")
 
 
 def _unpack_lz4(body: bytes, limit: int) -> bytes:

@@ -147,8 +147,8 @@ def session(
     concurrent tasks, at least 8, where Spark's default is 200. ``config`` adds or overrides settings of Spark. Spark's
     Python workers use this interpreter, not ``python3`` on the path; therefore the function sets ``PYSPARK_PYTHON`` and
     ``PYSPARK_DRIVER_PYTHON`` of this process. A start takes about five seconds. The caller stops the session. The JVM
-    outlives it: a later session of this process has the heap of the first one, which is logged if it is less than
-    ``memory``.
+    outlives it: a later session of this process keeps the heap of the first one; if that is smaller than
+    ``memory``, a warning is logged (``jvm_heap_not_changed``).
 
     Raises :class:`SparkMissing` if Spark cannot run.
     """

@@ -320,7 +320,7 @@ def _fetch_addresses(url: str) -> tuple[str, ...]:
     except ConnectFailed as error:
         raise Unreachable(str(error)) from None
     except ValueError as error:
-        raise Unreachable(f"the answer of {url} names no nameservers: {error}") from None
+        raise Unreachable(f"the response of {url} has no nameservers: {error}") from None
 
 
 def _read_offsets(name: str, text: str, is_read: Callable[[str], bool]) -> int | Offsets:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 Cluster = Callable[..., Any]
 Q0 = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
 LZ4 = 0x101
-PACKAGES = r"package lz4: pip install 'gantrymq\[compression\]', or 'gantrymq-client\[compression\]'"
+PACKAGES = r"package lz4: run pip install 'gantrymq\[compression\]' \(or 'gantrymq-client\[compression\]'"
 
 
 @pytest.fixture(autouse=True)

@@ -710,7 +710,7 @@ def test_no_compaction_starts_during_a_run(orders: FakeCluster, folder: Path) ->
     orders.script = lambda request: b"" if request.code == RequestCode.PULL_MESSAGE else None
     with pytest.raises(Unreachable):
         go(orders, folder)
-    with pytest.raises(SparkError, match="was stopped: let an export finish it"):
+    with pytest.raises(SparkError, match="was stopped: wait until it ends, or export again"):
         compact_export(folder)
 
 

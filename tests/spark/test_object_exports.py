@@ -433,7 +433,7 @@ def test_a_run_that_is_going_on_keeps_a_compaction_from_starting(
 ) -> None:
     def compact(request: Command) -> None:
         if request.code == RequestCode.PULL_MESSAGE:
-            with pytest.raises(SparkError, match="a run of s3://bucket/out is going on, or was stopped"):
+            with pytest.raises(SparkError, match="a run of s3://bucket/out is going on or was stopped"):
                 compact_export(TO)
 
     orders.script = compact

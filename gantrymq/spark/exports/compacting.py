@@ -54,7 +54,8 @@ def compact_export(
             state = export.read_state()
             if export.read_plan(state.number + 1) is not None:
                 raise SparkError(
-                    f"a run of {export.name} is going on, or was stopped: let an export finish it, then compact"
+                    f"a run of {export.name} is going on or was stopped: wait until it ends, or export again if it was "
+                    "stopped, then compact"
                 )
             groups = list(_groups(state, file_rows, file_bytes))
             before = len(state.files)

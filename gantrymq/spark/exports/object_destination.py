@@ -68,7 +68,7 @@ class Marker:
 
 @attrs.frozen
 class Complete:
-    """Which manifest was the last complete one, or was so before."""
+    """The number of a complete manifest: the last one, or an earlier one if a writer was slow or was killed."""
 
     number: int
 
@@ -260,7 +260,7 @@ class ObjectDestination:
         )
 
     def _clean(self, manifest: Manifest) -> None:
-        """Delete what is left of a published number; the plan goes last, so that a stop is noticed."""
+        """Delete what is left of a published number; the records go last, so that a stop is noticed."""
         number = manifest.number
         counted = {file.path for file in manifest.added}
         if manifest.complete or manifest.removed or manifest.replaced:  # a complete one does not name what is gone
