@@ -70,7 +70,6 @@ class OtelPlugin:
     def __init__(self) -> None:
         self._exported = 0
         self._lost = 0
-        self._lost_in_outage = 0
 
     @hookimpl
     def config_section(self) -> tuple[str, type[Any]]:
@@ -196,12 +195,10 @@ class OtelPlugin:
         finally:
             if reason is None:
                 self._exported += len(notes)
-                self._lost_in_outage = 0
                 self._outages.over("spans_not_exported")
             else:
                 self._lost += len(notes)
-                self._lost_in_outage += len(notes)
-                self._outages.warning("spans_not_exported", lost=self._lost_in_outage, reason=reason)
+                self._outages.warning("spans_not_exported", lost=self._lost, reason=reason)
 
     # ------------------------------------------------------------------------------------------------- metrics
 
