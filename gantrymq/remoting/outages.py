@@ -11,7 +11,8 @@ import attrs
 
 REPEAT_SECONDS: Final = 30.0
 SUBJECTS: Final = 1024
-"""The most subjects that are remembered; beyond it all are forgotten, and the next failure of each is a first one."""
+"""The most subjects that are remembered. Beyond it those that work again are forgotten; if none does, all are, and the
+next failure of each is a first one."""
 
 
 @attrs.define
@@ -51,7 +52,7 @@ class Outages:
         outage = self._known.get(key)
         if outage is None:
             if len(self._known) >= SUBJECTS:
-                self._known.clear()
+                self._forget_some()
             outage = self._known[key] = _Outage()
         if not outage.failures:
             outage.began = now
@@ -62,6 +63,11 @@ class Outages:
             return
         write(event, **fields, repeated=outage.left_out)
         outage.is_logged, outage.logged_at, outage.left_out = True, now, 0
+
+    def _forget_some(self) -> None:
+        self._known = {key: outage for key, outage in self._known.items() if outage.failures}
+        if len(self._known) >= SUBJECTS:
+            self._known.clear()
 
     def is_open(self, event: str, *subject: str) -> bool:
         """Return whether ``event`` has happened to ``subject``, and is not over."""

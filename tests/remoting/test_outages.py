@@ -48,6 +48,17 @@ def test_the_number_of_subjects_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(made._known) <= 2
 
 
+def test_outages_that_are_over_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outages, "SUBJECTS", 2)
+    log = Log()
+    made = Outages(log, lambda: 0.0)
+    made.warning("send_failed", "open")
+    for name in "abc":
+        made.warning("send_failed", name)
+        made.over("send_failed", name)
+    assert made.is_open("send_failed", "open")
+
+
 def test_failures_among_successes_have_one_line_and_one_end_each_half_minute() -> None:
     log, now = Log(), [100.0]
     made = Outages(log, lambda: now[0])
