@@ -191,7 +191,8 @@ class Puller(Generic[R]):
                     elif started:
                         await self._pull(self._progress)
                         queue, group = self.queue, self._options.group
-                        self._cluster.rare.over("pull_failed", queue.broker_name, queue.topic, group)
+                        self._cluster.rare.over("pull_failed", queue.broker_name, group)
+                        self._cluster.rare.over("pull_failed", queue.broker_name, group, queue.topic)
                 except GantryError as error:
                     self._log_failure(error)
                     if isinstance(error, AccessDenied):
@@ -210,8 +211,9 @@ class Puller(Generic[R]):
     def _log_failure(self, error: GantryError) -> None:
         self._owner.failed(error)
         queue, group = self.queue, self._options.group
+        refused = (queue.topic,) if isinstance(error, BrokerError) else ()  # a broker that is down concerns all topics
         self._cluster.rare.warning(
-            "pull_failed", queue.broker_name, queue.topic, group,
+            "pull_failed", queue.broker_name, group, *refused,
             topic=queue.topic, queue=queue.queue_id, group=group, reason=str(error),
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ import structlog.testing
 import gantrymq
 import gantrymq.client.connections
 from gantrymq import MessageQueue
+from gantrymq.client.errors import ConnectFailed
 from gantrymq.client.puller import IDLE_INTERVAL_SECONDS
 from gantrymq.client.routes import RENEW_SECONDS
 from gantrymq.remoting.bodies.clients import HeartbeatData
@@ -1154,6 +1155,25 @@ async def test_a_broker_that_is_down_is_reported_twice_a_minute(
             error = messages.statistics().last_error
             assert error is not None
             assert "failure" in error
+
+
+async def test_a_broker_that_cannot_be_reached_is_reported_once_for_all_topics(
+    fake_cluster: Cluster, no_pause: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: set[str] = set()
+
+    async def fail(puller: Any, progress: Any) -> None:
+        failed.add(puller.queue.topic)
+        raise ConnectFailed("127.0.0.1:10911", "refused")
+
+    monkeypatch.setattr("gantrymq.client.puller.Puller._pull", fail)
+    async with fake_cluster(T=1, U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.consumer(["T", "U"], "g", start="first"):
+            with anyio.fail_after(20):
+                while not {"T", "U"} <= failed:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+    lines = [record.getMessage() for record in caplog.records if "pull_failed" in record.getMessage()]
+    assert len(lines) == 1, lines
 
 
 async def test_a_topic_that_fails_beside_another_one_is_reported_once(
