@@ -7,7 +7,7 @@ from typing import Final
 import anyio
 
 from gantrymq.client.errors import GantryError
-from gantrymq.message import DeliveredRecord
+from gantrymq.message import DeliveredRecord, Delivery
 from gantrymq.remoting.bodies.running import DirectlyConsumed
 
 RESPONSE_SECONDS: Final = 9.0
@@ -50,3 +50,10 @@ class DirectDelivery:
         if not self._settled.is_set():
             self._result, self._remark = result, remark
             self._settled.set()
+
+
+def is_direct(delivery: Delivery) -> bool:
+    """Return whether ``delivery`` is a :class:`DirectDelivery`, or contains one."""
+    while (inner := getattr(delivery, "inner", None)) is not None:
+        delivery = inner
+    return isinstance(delivery, DirectDelivery)

@@ -15,6 +15,7 @@ from gantrymq.client.batches import MessageBatch
 from gantrymq.client.cluster import Cluster
 from gantrymq.client.consumer import Consumer
 from gantrymq.client.deliveries import DeliveryToThread
+from gantrymq.client.direct import is_direct
 from gantrymq.client.errors import BodyError, ClientClosed, CompressorMissing, GantryError
 from gantrymq.client.interceptors import (
     ConsumeContext,
@@ -316,9 +317,9 @@ class InterceptedConsumer(Consumer[R], Generic[R]):
         if self._deserialize is not None:
             try:
                 message.decoded = (self._deserialize(message.body),)
-            except CompressorMissing:
-                raise
             except BodyError as error:
+                if isinstance(error, CompressorMissing) and not is_direct(delivery):
+                    raise
                 self._refuse(message, delivery, error)
                 return False
         if self._interceptors is not None:

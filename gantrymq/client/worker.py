@@ -14,6 +14,7 @@ from gantrymq.client.batches import MessageBatch
 from gantrymq.client.consumer import Consumer
 from gantrymq.client.deliveries import DeliveryToThread
 from gantrymq.client.deliveries import ReceivedMessage as BlockingMessage
+from gantrymq.client.direct import is_direct
 from gantrymq.client.errors import ClientClosed, CompressorMissing, DeadLetter, GantryError, RetryLater
 from gantrymq.client.options import WorkerSettings
 from gantrymq.client.termination import watch_signals
@@ -176,6 +177,10 @@ class Worker(Generic[R]):
             with foreign_cancellation_as_error():
                 await self._call_handler(message)
         except CompressorMissing as error:
+            if is_direct(delivery):
+                log.exception("handler_failed", **about)
+                await self._send_back(message, delivery, 0)
+                return
             self._fail(error)
             message.delivery = delivery
             self._consumer._put_back(MessageBatch([message]))  # not done: a member with the compressor can handle it

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import gantrymq
 import gantrymq.sync
 from gantrymq import Message, MessageQueue
+from gantrymq.client.interceptors import Interceptor
 from gantrymq.remoting.bodies.body import Body
 from gantrymq.remoting.bodies.offsets import ClientStatus, ResetOffsets
 from gantrymq.remoting.bodies.running import DirectlyConsumed
@@ -157,6 +160,38 @@ async def test_administrators_can_have_a_message_consumed_directly(
     assert [result.remark for result in results] == [None, "sent back with retry()", "not acknowledged within 0.3 s"]
     assert not broker.seen(36)
     assert broker.offsets["g", "T", 0] == 3  # as before
+
+
+@pytest.mark.parametrize("deserializer", [None, "json"])
+async def test_a_worker_continues_after_a_direct_message_that_it_cannot_decompress(
+    fake_cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, deserializer: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "lz4", None)
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    handled: list[bytes] = []
+
+    async def handle(message: gantrymq.ReceivedMessage) -> None:
+        handled.append(message.body)
+
+    async with (
+        fake_cluster(T=1) as cluster,
+        gantrymq.connect(cluster.address, interceptors=[Interceptor()]) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        broker = cluster.broker
+        broker.store("T", 0, b"packed", sys_flag=0x101)
+        record = broker.queues["T", 0].pop()
+        run = partial(client.run, handle, "T", "g", start="first", deserializer=deserializer, signals=False)
+        tasks.start_soon(run)
+        await broker.wait_for(11)
+        result = DirectlyConsumed.from_bytes((await ask(broker, 309, record, brokerName=broker.name)).body)
+        assert (result.consume_result, result.remark) == ("CR_LATER", "sent back with retry()")
+        broker.store("T", 0, b"1")
+        with anyio.fail_after(20):
+            while not handled:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    assert handled == [b"1"]
 
 
 class ClientOffsetsByMember(Body):
