@@ -123,10 +123,12 @@ class Reader(Lifetime, Generic[R]):
         self._assigned = False
         self._assignments = 0
         self._refreshed_at = float("-inf")
+        self._has_looked_up = False
         self._opened_ms = 0
         self._old_queues: set[MessageQueue] = set()
-        """Those of the first look-up, and those that were assigned or read before. In all others, ``start="last"``
-        means the time of opening."""
+        """Those of the first look-up, and those that were assigned. In all others, ``start="last"`` means the time of
+        opening, or of their removal."""
+        self._removed_ms: dict[MessageQueue, int] = {}
         self._ends: dict[MessageQueue, int] | None = None
         self._arrived = anyio.Event()
         self._is_looking_up = False
@@ -350,11 +352,14 @@ class Reader(Lifetime, Generic[R]):
         self._ensure_open()
         if not self._are_queues_due():
             return
-        is_first = self._refreshed_at == float("-inf")
-        if not is_first:  # the routes that the client keeps are up to 30 s old
+        is_first = not self._has_looked_up
+        if self._refreshed_at > float("-inf"):  # the routes that the client keeps are up to 30 s old
             for topic in self._wanted:
                 await self._cluster.routes.renew(topic)
-        queues = await self._all_queues()
+        try:
+            queues = await self._all_queues()
+        finally:
+            self._has_looked_up = True  # a topic that does not exist now has only messages stored since the opening
         if self._assigned:
             return  # while the look-up was under way
         if is_first:
@@ -409,7 +414,7 @@ class Reader(Lifetime, Generic[R]):
             if committed is not None:
                 return committed
         if self._start == "last" and queue not in self._old_queues:
-            return await self._admin.search_offset(queue, self._opened_ms)
+            return await self._admin.search_offset(queue, self._removed_ms.get(queue, self._opened_ms))
         return await self._place_of(queue, self._start)
 
     async def _place_of(self, queue: MessageQueue, where: Start) -> int:
@@ -483,7 +488,8 @@ class Reader(Lifetime, Generic[R]):
     def _drop(self, known: _Queue[R]) -> None:
         if self._queues.get(known.queue) is known:
             del self._queues[known.queue]
-            self._old_queues.add(known.queue)
+            self._old_queues.discard(known.queue)
+            self._removed_ms[known.queue] = int(time.time() * 1000)
             self._forget_ends()
 
     async def _pull(self, known: _Queue[R]) -> None:

@@ -430,14 +430,62 @@ async def test_a_reader_of_the_last_messages_misses_none_of_a_queue_that_it_find
         cluster.nameserver.places["T"] = [first]
         first.store("T", 0, b"old")
         async with client.reader("T", start="last") as reader:
-            assert await reader.poll(timeout=0.05) == []
+            old_queue = MessageQueue(topic="T", broker_name=first.name, queue_id=0)
+            assert await reader.position(old_queue) == 1
             second.store("T", 0, b"old")
             second.stored_at = int(time.time() * 1000)
             second.store("T", 0, b"new")
             cluster.nameserver.places["T"] = [first, second]
-            assert await poll(reader, 1) == [b"new"]
+            assert await poll_until_some(reader) == [b"new"]
             await reader.seek_to_end()
             assert await reader.poll(timeout=0.05) == []
+
+
+async def poll_until_some(reader: Any) -> list[bytes]:
+    """Each poll begins a look-up for queues; one that waits does not."""
+    with anyio.fail_after(20):
+        while not (batch := await reader.poll(timeout=0.1)):
+            pass
+    return [message.body for message in batch]
+
+
+async def test_a_reader_of_the_last_messages_misses_none_of_a_topic_that_is_created_later(
+    fake_cluster: Cluster,
+) -> None:
+    async with fake_cluster(U=1) as cluster, gantrymq.connect(cluster.address) as client:
+        async with client.reader("T", start="last") as reader:
+            with pytest.raises(gantrymq.NoRoute), anyio.fail_after(20):
+                await reader.poll()
+            cluster.broker.store("T", 0, b"old")
+            cluster.broker.stored_at = int(time.time() * 1000)
+            cluster.broker.store("T", 0, b"new")
+            cluster.nameserver.topics["T"] = 1
+            assert await poll(reader, 1) == [b"new"]
+
+
+async def test_a_reader_of_the_last_messages_misses_none_of_a_queue_that_comes_back(
+    fake_cluster: Cluster, soon_found: None
+) -> None:
+    async with fake_cluster(T=2) as cluster, gantrymq.connect(cluster.address) as client:
+        broker, nameserver = cluster.broker, cluster.nameserver
+
+        def answer(request: Command) -> Any:
+            if nameserver.topics["T"] == 1 and request.ext["queueId"] == "1":
+                return request.answer(1, "queueId[1] is illegal")
+            return broker.on_pull_message(request)
+
+        broker.answers[11] = answer
+        async with client.reader("T", start="last") as reader:
+            assert await reader.position(Q1) == 0
+            nameserver.topics["T"] = 1
+            broker.store("T", 1, b"wakes the pull that waits")
+            with anyio.fail_after(20):
+                while reader.queues != [Q0]:
+                    await reader.poll(timeout=0.05)
+            broker.stored_at = int(time.time() * 1000)
+            broker.store("T", 1, b"new")
+            nameserver.topics["T"] = 2
+            assert await poll_until_some(reader) == [b"new"]
 
 
 async def test_a_closed_reader_raises(fake_cluster: Cluster) -> None:
