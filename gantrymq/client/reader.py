@@ -37,6 +37,7 @@ from gantrymq.client.puller import (
 )
 from gantrymq.client.requests import next_offset, pull_request, read_pull, reading
 from gantrymq.client.routes import queues_to_subscribe
+from gantrymq.client.sender import RENEW_WAIT_S
 from gantrymq.client.serializers import Deserializer
 from gantrymq.message import DeliveredRecord
 from gantrymq.remoting.bodies.clients import SubscriptionData
@@ -353,9 +354,11 @@ class Reader(Lifetime, Generic[R]):
         if not self._are_queues_due():
             return
         is_first = not self._has_looked_up
-        if self._refreshed_at > float("-inf"):  # the routes that the client keeps are up to 30 s old
-            for topic in self._wanted:
-                await self._cluster.routes.renew(topic)
+        if self._refreshed_at > float("-inf"):
+            # The kept routes are up to 30 s old. They are used if a nameserver hangs: the brokers may work.
+            with anyio.move_on_after(RENEW_WAIT_S):
+                for topic in self._wanted:
+                    await self._cluster.routes.renew(topic)
         try:
             queues = await self._all_queues()
         finally:

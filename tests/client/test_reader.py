@@ -488,6 +488,25 @@ async def test_a_reader_of_the_last_messages_misses_none_of_a_queue_that_comes_b
             assert await poll_until_some(reader) == [b"new"]
 
 
+async def test_a_nameserver_that_hangs_does_not_stop_seeks(
+    fake_cluster: Cluster, soon_found: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gantrymq.client.reader.RENEW_WAIT_S", 0.05)
+    renewals: list[str] = []
+
+    async def hang(routes: Any, topic: str) -> None:
+        renewals.append(topic)
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr("gantrymq.client.routes.Routes.renew", hang)
+    async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client, client.reader("T") as reader:
+        assert await reader.position(Q0) == 0
+        await anyio.sleep(0.1)  # another look-up is due
+        with anyio.fail_after(20):
+            await reader.seek(Q0, 5)
+        assert renewals == ["T"]
+
+
 async def test_a_closed_reader_raises(fake_cluster: Cluster) -> None:
     async with fake_cluster(T=1) as cluster, gantrymq.connect(cluster.address) as client:
         async with client.reader("T") as reader:
