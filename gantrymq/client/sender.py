@@ -55,7 +55,8 @@ _Choose = Callable[[Sequence[MessageQueue], set[str]], MessageQueue]
 """Picks the queue of the next attempt, given the brokers that failed."""
 
 RENEW_WAIT_S: Final = 1.0
-"""So long at most, and half of its remaining time, a send waits for a newer route: the old one may do as well."""
+"""The longest time that a send waits for a newer route, because the old one may do as well. It never waits longer than
+half of its remaining time."""
 
 FIRST_PAUSE_SECONDS: Final = 0.05
 LONGEST_PAUSE_SECONDS: Final = 0.5
