@@ -252,8 +252,8 @@ def test_a_missing_compressor_names_the_extra_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
     monkeypatch.setitem(__import__("sys").modules, "lz4.frame", None)
-    extras = r"'gantrymq\[compression\]', or 'gantrymq-client\[compression\]'"
-    with pytest.raises(CompressorMissing, match=rf"package {module}: pip install {extras}"):
+    extras = r"'gantrymq\[compression\]' \(or 'gantrymq-client\[compression\]'"
+    with pytest.raises(CompressorMissing, match=rf"package {module}: run pip install {extras}"):
         decompress(b"x", 1 | kind)
 
 

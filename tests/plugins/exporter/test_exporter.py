@@ -87,6 +87,12 @@ class Exporting:
         wait_for(lambda: sum(self.exporter.totals.runs.values()) > before, PATIENCE_S)
         return self.control("status")
 
+    def back_up(self, folder: Path) -> None:
+        """Write a backup that has the last run, so that a broker that starts on it has no run to make up for."""
+        broker, last = self.broker, self.exporter.state.last
+        wait_for(lambda: load_state(broker.env, broker.root, str(self.to)).last == last, PATIENCE_S)
+        assert run(["store", "backup", str(folder), "--data", str(broker.root)]) == 0
+
     def compared(self) -> bool:
         """Whether the broker has noted durably that the export of ``exact`` was compared since the start."""
         starts = load_starts(self.broker.env, self.broker.root, str(self.to))
@@ -320,7 +326,7 @@ def test_an_export_that_is_ahead_of_a_restored_store_fails_until_it_is_overwritt
 ) -> None:
     own.send("exact", 20)
     own.run_now()
-    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.back_up(tmp_path / "backup")
     own.send("exact", 10)
     own.run_now()
     restore(own, tmp_path / "backup")
@@ -368,7 +374,7 @@ def test_an_export_that_is_not_mounted_at_the_start_is_compared_by_the_first_run
 
     run_worker = runs.run_worker
     own.send("exact", 20)
-    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.back_up(tmp_path / "backup")
     own.send("exact", 10)
     own.run_now()
     hidden = own.to.with_name("hidden")
@@ -407,7 +413,7 @@ def test_an_export_that_is_overwritten_after_a_restore_and_before_the_first_run_
     own: Exporting, tmp_path: Path
 ) -> None:
     own.send("exact", 20)
-    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.back_up(tmp_path / "backup")
     own.send("exact", 10)
     own.run_now()
     restore(own, tmp_path / "backup")
@@ -428,7 +434,7 @@ def test_lost_messages_that_a_stopped_run_has_written_are_not_published(own: Exp
 
     own.send("exact", 20)
     own.run_now()
-    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.back_up(tmp_path / "backup")
     own.send("exact", 10, b"lost")
     options = read_options({"nameserver": own.running.nameserver, "topic": "exact"})
     with pytest.raises(SparkError, match="stopped"):
@@ -449,7 +455,7 @@ def test_lost_messages_that_a_stopped_run_is_certain_to_publish_fail_the_run(
 
     own.send("exact", 20)
     own.run_now()
-    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.back_up(tmp_path / "backup")
     own.send("exact", 10, b"lost")
     with monkeypatch.context() as patch:
         patch.setattr(FolderDestination, "place", stop)
@@ -476,7 +482,7 @@ def test_the_export_goes_on_after_a_restore_of_a_store_that_lost_no_exported_mes
     own.run_now()
     own.running.restart()
     own.send("exact", 20)
-    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.back_up(tmp_path / "backup")
     own.run_now()  # the first one since the start, after the backup
     restore(own, tmp_path / "backup")
     own.send("exact", 20)
@@ -534,7 +540,7 @@ def test_a_kill_during_the_first_run_keeps_the_comparison_of_the_topics_that_fol
     for topic in ("orders-a", "orders-b"):
         own.send(topic, 20)
     own.run_now()
-    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.back_up(tmp_path / "backup")
     own.send("orders-b", 10)
     own.run_now()
     restore(own, tmp_path / "backup")
@@ -568,7 +574,7 @@ def test_a_kill_during_the_first_run_keeps_the_comparison_of_the_topics_that_fol
 @pytest.mark.slow
 def test_a_topic_that_a_restored_store_lacks_fails_after_restarts_without_a_run(own: Exporting, tmp_path: Path) -> None:
     own.send("exact", 1)
-    assert run(["store", "backup", str(tmp_path / "backup"), "--data", str(own.broker.root)]) == 0
+    own.back_up(tmp_path / "backup")
     own.send("orders-b", 10)
     own.run_now()
     restore(own, tmp_path / "backup")
