@@ -176,23 +176,20 @@ class Worker(Generic[R]):
         try:
             with foreign_cancellation_as_error():
                 await self._call_handler(message)
-        except CompressorMissing as error:
-            if is_direct(delivery):
-                log.exception("handler_failed", **about)
-                await self._send_back(message, delivery, 0)
-                return
-            self._fail(error)
-            message.delivery = delivery
-            self._consumer._put_back(MessageBatch([message]))  # not done: a member with the compressor can handle it
         except RetryLater as wanted:
             log.info("message_deferred", **about, delay_level=wanted.delay_level, reason=str(wanted))
             await self._send_back(message, delivery, wanted.delay_level)
         except DeadLetter as reason:
             log.error("message_rejected", **about, reason=str(reason))
             await self._send_back(message, delivery, -1)
-        except Exception:
-            log.exception("handler_failed", **about)
-            await self._send_back(message, delivery, 0)
+        except Exception as error:
+            if isinstance(error, CompressorMissing) and not is_direct(delivery):
+                self._fail(error)  # the message is not done: a member with the compressor can handle it
+                message.delivery = delivery
+                self._consumer._put_back(MessageBatch([message]))
+            else:
+                log.exception("handler_failed", **about)
+                await self._send_back(message, delivery, 0)
         else:
             if message.reconsume_times == attempt:  # else the handler has sent an ordered message back itself
                 self._acknowledge(message, delivery)
