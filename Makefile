@@ -20,7 +20,7 @@ PLAIN_TESTS := $(addprefix tests/,broker crash fuzz hostile kernel plugins) \
 # On two processors: most of the longest tests wait for the disk, for other processes and for RocketMQ's intervals.
 WORKERS ?= 6
 TWIN_WORKERS ?= 3
-# Those of tests that run at the same time must not overlap.
+# The port ranges of runs of pytest at the same time must not overlap.
 PORTS := 20000-27999
 TWIN_PORTS := 28000-31999
 # A worker takes a file as a whole: what a file starts (a JVM, a broker) is started once. Long files go first.
